@@ -1,0 +1,39 @@
+# Everything a fresh machine needs: Python 3.11 or newer with venv, and a network for the first install.
+PYTHON ?= python3
+VENV ?= .venv
+EXTRA ?= cpu
+DEMO ?= demo
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-$(EXTRA)
+
+.PHONY: install demo test lint clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRA),dev]'
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/partgcd weights fetch offline/vit-small
+	test -d $(DEMO)/images || $(BIN)/partgcd demo --out $(DEMO)
+	test -f $(DEMO)/run/run.json \
+	  && $(BIN)/partgcd train --resume $(DEMO)/run \
+	  || $(BIN)/partgcd train --data $(DEMO)/images --out $(DEMO)/run --classes 12 --image-size 154 --view-pool 4
+	$(BIN)/partgcd evaluate $(DEMO)/run --truth $(DEMO)/truth.csv --masks $(DEMO)/masks
+	@echo "open $(DEMO)/run/report.html"
+
+test: install lint
+	$(BIN)/partgcd weights fetch offline/vit-small
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) $(DEMO)

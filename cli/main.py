@@ -1,0 +1,56 @@
+"""The console script: which commands there are, and what an error looks like.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted and resumable.
+Heavy imports happen inside commands, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from partgcd import __version__
+from partgcd.cli import images, machine, results, train
+
+app = typer.Typer(
+    name="partgcd",
+    help="Finds the categories nobody labelled in a folder of photos, by looking at parts.",
+    epilog="Start with: partgcd inspect --data ./images, then partgcd train --data ./images",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        typer.echo(f"partgcd {__version__}")
+        raise typer.Exit
+
+
+app.command("inspect")(images.inspect)
+app.command("train")(train.train)
+app.command("evaluate")(results.evaluate)
+app.command("report")(results.report)
+app.command("demo")(images.demo)
+app.command("doctor")(machine.doctor)
+app.add_typer(machine.weights, name="weights")
+
+
+def main() -> None:
+    """Run the command line; errors a user can mend are one line on stderr."""
+    from partgcd.config.errors import UserError
+
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"partgcd: {' '.join(str(error).split())}", err=True)
+        sys.exit(error.code)
+    except KeyboardInterrupt:
+        typer.echo("partgcd: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)

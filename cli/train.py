@@ -1,0 +1,232 @@
+"""``partgcd train``: from a folder of photos to categories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from partgcd.config.tree import Settings
+    from partgcd.discovery.discover import Task
+    from partgcd.run.folder import RunFolder
+
+_DATA = "Class folders plus an 'unlabelled' one, labelled/ and unlabelled/, a flat folder, or a CSV/Parquet manifest."
+
+
+def train(
+    data: Annotated[Path | None, typer.Option(help=_DATA, show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/<id> if not given.")] = None,
+    method: Annotated[str | None, typer.Option(help="partgcd, simgcd or kmeans.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="timm name or offline/...; auto picks by device.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weights file, .safetensors or .pth.")] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="For tests and timing only.")
+    ] = False,
+    image_size: Annotated[
+        int | None, typer.Option(help="Pixels a side; a multiple of the patch size.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the images.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    view_pool: Annotated[
+        int | None, typer.Option(help="Cached views an image; 0 = fresh ones every step.")
+    ] = None,
+    classes: Annotated[str | None, typer.Option(help="Number of categories, old and new, or auto.")] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="gcd: hide half the labels of class folders and score.")
+    ] = None,
+    split: Annotated[Path | None, typer.Option(help="JSON with old_classes and labelled files.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every random choice.")] = None,
+    repeats: Annotated[
+        int, typer.Option(help="Runs with seeds seed, seed+1, ...; summary has the spread.", min=1)
+    ] = 1,
+    resume: Annotated[str | None, typer.Option(help="Run id or folder to go on with.")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; 0 leaves it to torch.")] = None,
+    max_broken: Annotated[
+        float | None, typer.Option(help="Share of unreadable images that is tolerated.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    assign: Annotated[
+        list[str] | None, typer.Option("--set", help="One setting, a.b=value; repeatable.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="default, paper, generic or quick.")] = None,
+) -> None:
+    """Find the categories in --data, old and new, and write a run folder with a report.
+
+    Example: partgcd train --data ./images --classes auto
+    """
+    from partgcd.config.errors import UserError
+    from partgcd.config.load import differing_keys, load_settings
+
+    flags: dict[str, object] = {
+        "discovery.method": method,
+        "backbone.name": backbone,
+        "backbone.weights": weights,
+        "backbone.random_weights": random_weights or None,
+        "data.image_size": image_size,
+        "data.max_broken": max_broken,
+        "train.epochs": epochs,
+        "train.batch_size": batch_size,
+        "train.view_pool": view_pool,
+        "train.precision": precision,
+        "train.device": device,
+        "train.threads": threads,
+        "discovery.classes": int(classes)
+        if classes is not None and classes.lstrip("-").isdigit()
+        else classes,
+        "seed": seed,
+    }
+    if resume is not None:
+        folder, settings = _open_for_resume(resume)
+        given = {key: value for key, value in flags.items() if value is not None}
+        if given or config is not None or assign or preset is not None:
+            merged = load_settings(preset or "default", config or folder / "config.yaml", assign, flags)
+            differing = differing_keys(settings, merged)
+            if differing:
+                raise UserError(
+                    f"--resume goes on with the run's own settings; these differ: {'; '.join(differing[:6])}. "
+                    "Drop them, or begin a new run"
+                )
+        if data is not None or protocol is not None or split is not None:
+            _check_same_task(folder, data, protocol, split)
+        if (folder / "repeats.json").exists():
+            _repeat(folder, settings, None, 0)
+        else:
+            _one(_run_folder(folder), settings)
+        return
+    if data is None:
+        raise UserError("name the images with --data FOLDER (or a manifest), or a run to go on with --resume")
+    from partgcd.discovery.task import Task
+
+    settings = load_settings(preset or "default", config, assign, flags)
+    task = Task(data, protocol, split)
+    task.check()
+    if repeats > 1:
+        if out is None:
+            raise UserError("--repeats needs --out FOLDER to hold its seed-N runs")
+        _repeat(out, settings, task, repeats)
+        return
+    from partgcd.run.folder import RunFolder, new_run_id
+
+    path = out if out is not None else Path("runs") / new_run_id()
+    _one(RunFolder.create(path, settings, data, task.request()), settings)
+
+
+def _run_folder(path: Path) -> RunFolder:
+    from partgcd.run.folder import RunFolder
+
+    return RunFolder.open(path)
+
+
+def _open_for_resume(name: str) -> tuple[Path, Settings]:
+    from partgcd.config.load import load_settings
+    from partgcd.run.folder import find_run
+
+    if (Path(name) / "repeats.json").exists():
+        return Path(name), load_settings(file=Path(name) / "config.yaml")
+    folder = find_run(name)
+    return folder, load_settings(file=folder / "config.yaml")
+
+
+def _check_same_task(folder: Path, data: Path | None, protocol: str | None, split: Path | None) -> None:
+    from partgcd.config.errors import UserError
+    from partgcd.run.files import read_json
+
+    record = folder / "repeats.json" if (folder / "repeats.json").exists() else folder / "run.json"
+    begun = read_json(record)
+    wanted = {
+        "--data": (str(data.absolute()) if data else None, begun["data"]),
+        "--protocol": (protocol, begun["request"]["protocol"]),
+        "--split": (str(split.resolve()) if split else None, begun["request"]["split"]),
+    }
+    for flag, (given, kept) in wanted.items():
+        if given is not None and Path(given) != Path(kept or ""):
+            raise UserError(f"--resume: the run was begun with {flag} {kept}, not {given}; drop {flag}")
+
+
+def _one(run: RunFolder, settings: Settings) -> dict[str, Any]:
+    """Begin or go on with one run; prints what came out."""
+    from partgcd.cli.progress import Progress
+
+    progress = Progress()
+    progress.line(f"run {run.info()['id']} in {run.path}")
+    from partgcd.cli.progress import describe_failure
+    from partgcd.discovery.discover import discover
+    from partgcd.report.build import build_report
+    from partgcd.run.device import pick_device
+    from partgcd.run.world import Interrupted, SoloWorld
+
+    world = SoloWorld(run, pick_device(settings.train.device), progress.update, progress.epoch)
+    try:
+        with world.stopping_on_signals():
+            summary = discover(run, settings, world)
+            progress.phase("report")
+            build_report(run.path)
+    except Interrupted:
+        progress.close()
+        run.update(status="interrupted")
+        typer.echo(f"interrupted; go on with: partgcd train --resume {run.path}", err=True)
+        raise typer.Exit(130) from None
+    except (MemoryError, RuntimeError) as error:
+        progress.close()
+        raise describe_failure(error) from error
+    progress.close()
+    _print_summary(summary, run)
+    return summary
+
+
+def _repeat(out: Path, settings: Settings, task: Task | None, repeats: int) -> None:
+    """Runs with consecutive seeds in ``out``/seed-N, and the summary of them all; resumable."""
+    from partgcd.config.errors import UserError
+    from partgcd.config.load import to_yaml
+    from partgcd.discovery.summary import summarise_repeats
+    from partgcd.discovery.task import Task
+    from partgcd.run.files import read_json, write_json, write_text
+    from partgcd.run.folder import RunFolder
+
+    record = out / "repeats.json"
+    if task is not None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"--out '{out}' is not an empty folder: choose a new one, or --resume '{out}'")
+        write_text(out / "config.yaml", to_yaml(settings))
+        write_json(record, {"seeds": [settings.seed + i for i in range(repeats)],
+                            "data": str(task.data.absolute()), "request": task.request()})  # fmt: skip
+    begun = read_json(record)
+    task = Task.from_record(begun)
+    summaries = []
+    for seed in begun["seeds"]:
+        path, own = out / f"seed-{seed}", settings.model_copy(update={"seed": seed})
+        if (path / "run.json").exists():
+            run = RunFolder.open(path)
+        else:
+            run = RunFolder.create(path, own, task.data, task.request())
+        summaries.append(_one(run, own))
+    summary = summarise_repeats(summaries)
+    write_json(out / "summary.json", summary)
+    accuracy = summary["accuracy"]
+    if accuracy is not None:
+        parts = [
+            f"{name} {100 * value:.1f} (spread {100 * summary['spread']['v2'][name]:.1f})"
+            for name, value in accuracy["v2"].items()
+            if value is not None
+        ]
+        typer.echo(f"mean over seeds {begun['seeds']}: {', '.join(parts)}")
+
+
+def _print_summary(summary: dict[str, Any], run: RunFolder) -> None:
+    classes, images = summary["classes"], summary["images"]
+    how = "estimated" if classes["estimated"] else "given"
+    typer.echo(
+        f"{classes['total']} categories ({how}): {classes['old']} labelled, {classes['discovered']} discovered"
+        f"; {images['total']} images, {images['broken']} unreadable, {images['duplicates']} duplicates"
+    )
+    if summary["accuracy"] is not None:
+        from partgcd.cli.results import print_accuracy
+
+        print_accuracy(summary["accuracy"])
+    typer.echo(f"report: {run.report}")

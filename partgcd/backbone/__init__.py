@@ -1,0 +1,1 @@
+"""Backbones: a frozen trunk, one trainable block, and their weights."""

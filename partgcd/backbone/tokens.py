@@ -1,0 +1,124 @@
+"""Trunk tokens on disk: the frozen part of the backbone is run once for a view and never again.
+
+The evaluation view never changes, so its tokens are exact for the whole run. A pool of V random views an
+image is the optional approximation of fresh views; a share of it can be renewed every epoch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from partgcd.backbone.load import Backbone
+from partgcd.data.pixels import PixelStore
+from partgcd.data.views import mix, random_crops
+
+CHUNK = 64
+"""Rows computed together. Fixed, so that a store finished after an interruption is bit for bit the same."""
+
+_DTYPE = np.float16
+_LARGEST = 65504.0
+
+
+class TokenStore:
+    """Tokens [N, V, T, D] in half precision, with the generation of each (chunk, slot) beside them.
+
+    The generation is written after its rows, so whatever a kill leaves behind is known and redone.
+    """
+
+    def __init__(self, folder: Path, rows: int, slots: int, shape: tuple[int, int], stamp: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        stamp_file = folder / "stamp.json"
+        wanted = {"stamp": stamp, "rows": rows, "slots": slots, "shape": list(shape)}
+        fresh = not stamp_file.exists() or json.loads(stamp_file.read_text()) != wanted
+        self.rows, self.slots = rows, slots
+        chunks = -(-rows // CHUNK)
+        full = (rows, slots, *shape)
+        if fresh:
+            stamp_file.unlink(missing_ok=True)
+        self._tokens = _map(folder / "tokens.f16", _DTYPE, fresh, full)
+        self._done = _map(folder / "done.i32", np.int32, fresh, (slots, chunks))
+        if fresh:
+            stamp_file.write_text(json.dumps(wanted))
+        # 0 is "not computed": files come from the system filled with zeros, so a kill here is harmless.
+
+    def missing(self, generation: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """(slot, chunk) pairs whose stored generation is not the wanted one [slots, chunks]."""
+        slots, chunks = np.nonzero(self._done != generation + 1)
+        return list(zip(slots.tolist(), chunks.tolist(), strict=True))
+
+    def write(self, slot: int, chunk: int, generation: int, tokens: Tensor) -> None:
+        """Store one chunk's tokens [B, T, D] and then its generation."""
+        rows = slice(chunk * CHUNK, min((chunk + 1) * CHUNK, self.rows))
+        self._tokens[rows, slot] = tokens.float().clamp(-_LARGEST, _LARGEST).cpu().numpy().astype(_DTYPE)
+        self._done[slot, chunk] = generation + 1
+
+    def read(
+        self, rows: NDArray[np.int64], device: torch.device, slots: NDArray[np.int64] | int = 0
+    ) -> Tensor:
+        """Tokens [B, T, D] in float32 on ``device``."""
+        picked = torch.from_numpy(np.ascontiguousarray(self._tokens[rows, slots]))
+        return picked.to(device).float()
+
+
+def _map(file: Path, dtype: type[Any], fresh: bool, shape: tuple[int, ...]) -> NDArray[Any]:
+    return np.memmap(file, dtype=dtype, mode="w+" if fresh else "r+", shape=shape)
+
+
+def generations(epoch: int, slots: int, rows: int, share: float) -> NDArray[np.int64]:
+    """Which generation of views each (slot, chunk) holds in ``epoch`` (counted from 1), [slots, chunks].
+
+    A share of all pairs moves on by one generation at every epoch after the first, in rotation.
+    """
+    chunks = -(-rows // CHUNK)
+    order = np.arange(slots * chunks)
+    phase = (mix(order.astype(np.uint64)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.floor((epoch - 1) * share + phase).astype(np.int64).reshape(slots, chunks)
+
+
+def fill(
+    store: TokenStore,
+    backbone: Backbone,
+    pixels: PixelStore,
+    keys: NDArray[np.uint64],
+    generation: NDArray[np.int64],
+    seed: int | None,
+    autocast: Callable[[], torch.autocast],
+    device: torch.device,
+    tick: Callable[[int, int], None],
+) -> bool:
+    """Compute whatever ``store`` lacks of ``generation``.
+
+    Args:
+        keys: [N] image identities; with ``seed`` they decide the crops.
+        generation: [slots, chunks] wanted generations.
+        seed: None for the evaluation view (centre crop), else the seed of the random views.
+        tick: called with (done, total) chunks; it may raise to stop.
+
+    Returns:
+        Whether anything was computed.
+    """
+    size = backbone.info.image_size
+    missing = store.missing(generation)
+    for done, (slot, chunk) in enumerate(missing):
+        tick(done, len(missing))
+        rows = np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, store.rows))
+        wanted = int(generation[slot, chunk])
+        if seed is None:
+            images = pixels.centre(rows, size)
+        else:
+            # A pool is its own stream of views: these step numbers never meet a training step's.
+            crops = random_crops(seed, wanted, 2**40 + slot, keys[rows], 0, pixels.shape(rows), size)
+            images = pixels.crop(rows, crops.top, crops.left, crops.flip, size)
+        with torch.no_grad(), autocast():
+            tokens = backbone.trunk(torch.from_numpy(images).to(device))
+        store.write(slot, chunk, wanted, tokens)
+    tick(len(missing), len(missing))
+    return bool(missing)

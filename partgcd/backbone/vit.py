@@ -1,0 +1,134 @@
+"""Vision transformers: frozen trunk, last block, and the class token's row of that block's attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from partgcd.backbone.registry import SUPPORTED, BlockOut
+from partgcd.data.errors import UserError
+
+
+class VitLayers(nn.Module):
+    """A timm VisionTransformer cut before its last block. Input of ``trunk``: normalised pixels [B, 3, S, S].
+
+    Tokens [B, T, D] carry the prefix (class token, then registers) and P patches, T = prefix + P.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.prefix = int(model.num_prefix_tokens)
+        self.grid: tuple[int, int] = tuple(model.patch_embed.grid_size)
+        self.dim = self.trunk_dim = int(model.embed_dim)
+
+    # Properties, not attributes: a module registered twice would be in the state dict twice.
+    @property
+    def last(self) -> Any:
+        """The trainable block."""
+        return self.model.blocks[-1]
+
+    @property
+    def final_norm(self) -> Any:
+        """The norm after the last block; models that pool patches keep it behind the pooling."""
+        return self.model.fc_norm if isinstance(self.model.norm, nn.Identity) else self.model.norm
+
+    def trunk(self, pixels: Tensor) -> Tensor:
+        """Input of the last block, [B, T, D]."""
+        model = self.model
+        x: Tensor = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(pixels))))
+        for block in model.blocks[:-1]:
+            x = block(x)
+        return x
+
+    def frozen_patches(self, tokens: Tensor) -> Tensor:
+        """Patch rows of ``tokens``, [B, P, D]."""
+        return tokens[:, self.prefix :]
+
+    def block(self, tokens: Tensor) -> BlockOut:
+        """Last block and final norm on all rows."""
+        block, attn = self.last, self.last.attn
+        y = block.norm1(tokens)
+        q, k, v = self._heads(attn.qkv(y), 3)
+        q, k = attn.q_norm(q), attn.k_norm(k)
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=attn.scale)
+        # Fused attention keeps its weights to itself; the one row needed costs next to nothing beside it.
+        row = _softmax_rows(q[:, :, :1] * attn.scale, k)
+        x = self._close(tokens, y, mixed)
+        return BlockOut(x[:, 0], x[:, self.prefix :], self._patch_attention(row))
+
+    def class_token(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Class token [B, D] and attention [B, P] of ``block``, without computing any patch row."""
+        block, attn = self.last, self.last.attn
+        dim = attn.qkv.weight.shape[1]
+        y = block.norm1(tokens)
+        weight = attn.qkv.weight.view(3, attn.num_heads, -1, dim)  # [3, H, d, D]
+        bias = None if attn.qkv.bias is None else attn.qkv.bias.view(3, attn.num_heads, -1)  # [3, H, d]
+        q = torch.einsum("bc,hdc->bhd", y[:, 0], weight[0])
+        q = attn.q_norm(q if bias is None else q + bias[0])
+        if isinstance(attn.k_norm, nn.Identity):
+            # softmax_t(q . (W_k y_t + b_k)) = softmax_t((q W_k) . y_t): b_k is the same for all t. One
+            # product per head replaces the key projection of all tokens.
+            scores_of, keys = torch.einsum("bhd,hdc->bhc", q, weight[1])[:, :, None], y[:, None]
+        else:
+            k = torch.einsum("btc,hdc->bhtd", y, weight[1])
+            scores_of, keys = q[:, :, None], attn.k_norm(k if bias is None else k + bias[1][:, None])
+        row = _softmax_rows(scores_of * attn.scale, keys)  # [B, H, 1, T]
+        # sum_t a_t (W_v y_t + b_v) = W_v (sum_t a_t y_t) + b_v, because the weights sum to one.
+        pooled = torch.einsum("bht,btc->bhc", row[:, :, 0].to(y.dtype), y)
+        mixed = torch.einsum("bhc,hdc->bhd", pooled, weight[2])
+        mixed = mixed if bias is None else mixed + bias[2]
+        x = self._close(tokens[:, :1], y[:, :1], mixed[:, :, None])
+        return x[:, 0], self._patch_attention(row)
+
+    def _heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
+        batch, rows, _ = projected.shape
+        shaped = projected.reshape(batch, rows, parts, self.last.attn.num_heads, -1)
+        return shaped.permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _close(self, tokens: Tensor, normed: Tensor, mixed: Tensor) -> Tensor:
+        """What follows the attention of ``mixed`` [B, H, R, d] for the R rows ``tokens`` [B, R, D]."""
+        block, attn = self.last, self.last.attn
+        batch, rows, _ = tokens.shape
+        joined = attn.norm(mixed.transpose(1, 2).reshape(batch, rows, -1))
+        gate = getattr(attn, "gate", None)
+        if gate is not None:
+            joined = joined * gate(normed).sigmoid()
+        x = tokens + block.ls1(attn.proj(joined))
+        x = x + block.ls2(block.mlp(block.norm2(x)))
+        out: Tensor = self.final_norm(x)
+        return out
+
+    def _patch_attention(self, row: Tensor) -> Tensor:
+        return row[:, :, 0, self.prefix :].mean(dim=1)
+
+
+def check_vit(model: Any, name: str) -> None:
+    """Raise UserError unless ``model`` is a VisionTransformer that ``VitLayers`` computes exactly."""
+    from timm.layers.attention import Attention
+    from timm.models.vision_transformer import Block, VisionTransformer
+
+    if not isinstance(model, VisionTransformer) or type(model.blocks[-1]) is not Block:
+        raise UserError(f"{name} is a transformer with blocks of its own kind: supported are {SUPPORTED}")
+    if type(model.blocks[-1].attn) is not Attention:
+        raise UserError(f"{name} has attention of its own kind in its blocks: supported are {SUPPORTED}")
+    if not model.has_class_token:
+        raise UserError(f"{name} has no class token: supported are {SUPPORTED}")
+
+
+def check_image_size(patch: int, image_size: int, name: str) -> None:
+    """Raise UserError, naming the nearest sizes, unless ``image_size`` is a multiple of ``patch`` pixels."""
+    if image_size % patch:
+        below = max(image_size // patch, 1) * patch
+        raise UserError(
+            f"image size {image_size} is not a multiple of the {patch} px patches of {name}: "
+            f"use {below} or {below + patch}"
+        )
+
+
+def _softmax_rows(query: Tensor, keys: Tensor) -> Tensor:
+    """softmax over T of query [B, H, 1, d] . keys [B, H or 1, T, d], float32 under autocast too."""
+    return (query @ keys.transpose(-2, -1)).float().softmax(dim=-1)

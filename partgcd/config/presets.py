@@ -1,0 +1,32 @@
+"""Named sets of overrides of the settings tree. ``default`` is the tree's own defaults."""
+
+from __future__ import annotations
+
+PRESETS: dict[str, dict[str, object]] = {
+    "default": {},
+    # The paper's literal setting (its implementation details), for those who have its 200 epochs and a GPU.
+    "paper": {
+        "train.epochs": 200,
+        "train.lr": 0.1,
+        "train.view_pool": 0,
+        "loss.unsupervised_temperature": 0.07,
+        "loss.supervised_temperature": 1.0,
+        "parts.projection": 0,
+        "parts.alpha": 2.0,
+        "parts.foreground_pooling": False,
+        "parts.prior_strength": 0.0,
+        "parts.assignment_of_labelled": "label",
+        "discovery.fusion_temperature": 1.0,
+    },
+    # The paper's weights for data that is not fine-grained: a lighter part branch, a shorter warm-up.
+    "generic": {"parts.alpha": 1.0, "parts.alpha_warmup": 0.05},
+    # Minutes on a laptop, to see that a folder works before a long run.
+    "quick": {
+        "train.epochs": 8,
+        "train.view_pool": 2,
+        "data.image_size": 154,
+        "loss.projector_hidden": 512,
+        "parts.count_max": 6,
+        "parts.silhouette_patches": 500,
+    },
+}

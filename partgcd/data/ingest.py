@@ -1,0 +1,267 @@
+"""Decodes every image of a listing once: into a catalog, a pixel store, and a quarantine with reasons."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import PIL
+from numpy.typing import NDArray
+
+from partgcd.config.tree import DataSettings
+from partgcd.data.catalog import Broken, Catalog, Duplicate, write_quarantine
+from partgcd.data.decode import BrokenImage, decode, read_image
+from partgcd.data.errors import UserError
+from partgcd.data.listing import Listing
+from partgcd.data.names import first_few, printable, storable
+from partgcd.data.pixels import ABOUT, INDEX, PIXELS, PixelStore, planes, read_about, resize
+
+_FORMAT = 1
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What one file turned out to be: a reason, or an identity, a size and (until it is written) pixels."""
+
+    reason: str = ""
+    digest: bytes = b""
+    size: tuple[int, int] = (0, 0)
+    pixels: NDArray[np.uint8] | None = None
+
+
+def ingest(
+    listing: Listing,
+    folder: Path | None,
+    image: DataSettings,
+    progress: Progress | None = None,
+    threads: int = 0,
+) -> Catalog:
+    """Decode every image of ``listing`` once, in ``threads`` threads (0: one a core), and say what is there.
+
+    folder: where the pixel store goes, beside a quarantine.csv; None only looks: nothing is written and no
+    share of broken images is too large. A finished store made from the same files with the same settings is
+    used again. The store appears under its name only when it is complete. The result does not depend on
+    ``threads``. progress: called with (images done, images) as they finish.
+    Of files with equal content the labelled one is kept, else the first by path; the others are duplicates.
+    Raises UserError (code 1): more broken images than image.max_broken, no space left, a folder that is not a
+    store.
+    """
+    if folder is None:
+        looks = list(_look_at_all(listing, image, progress, threads, keep=False))
+        return _catalog(listing, looks)[0]
+    digest = inputs_digest(listing, image)
+    with _writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        catalog = _finished(folder, digest)
+        if catalog is not None:
+            # Files did not change; their place and the notes on them may have.
+            catalog = replace(catalog, root=listing.root)
+            _refuse_too_many(listing, catalog, folder, image)
+            return catalog
+        if (
+            folder.exists()
+            and not (folder / ABOUT).is_file()
+            and (not folder.is_dir() or any(folder.iterdir()))
+        ):
+            raise UserError(
+                f"{printable(str(folder))} is there and is no pixel store: choose another folder", code=1
+            )
+        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+    try:
+        with _writing(folder):
+            looks, places, size = [], [], 0
+            with (building / PIXELS).open("wb") as file:
+                for look in _look_at_all(listing, image, progress, threads, keep=True):
+                    places.append((size, 0, 0))
+                    if look.pixels is not None:
+                        places[-1] = (size, look.pixels.shape[1], look.pixels.shape[2])
+                        size += _append(file, look.pixels)
+                    looks.append(replace(look, pixels=None))
+            catalog, rows = _catalog(listing, looks)
+            _refuse_too_many(listing, catalog, folder, image)
+            np.save(building / INDEX, np.array(places, np.int64).reshape(-1, 3)[rows], allow_pickle=False)
+            catalog.save(building)
+            about = {"digest": digest, "images": len(catalog), "bytes": size, **image.model_dump(mode="json")}
+            (building / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
+            building.chmod(0o755)  # mkdtemp keeps others out
+            if folder.exists():
+                folder.rename(building.with_suffix(".old"))
+            building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(building.with_suffix(".old"), ignore_errors=True)
+    return catalog
+
+
+def inputs_digest(listing: Listing, image: DataSettings) -> str:
+    """Hex SHA-256 of all that decides a store: settings, paths, labels, sizes and times of the files."""
+    settings = [
+        _FORMAT,
+        PIL.__version__,
+        image.image_size,
+        image.crop_ratio,
+        image.max_aspect,
+        image.max_megapixels,
+    ]
+    digest = hashlib.sha256(json.dumps([settings, listing.notes]).encode())
+    for entry in listing.entries:
+        try:
+            about = (listing.root / entry.path).stat()
+            stamp = [about.st_size, about.st_mtime_ns]
+        except (OSError, ValueError):
+            stamp = []
+        digest.update(json.dumps([entry.path, entry.label, stamp]).encode())
+    return digest.hexdigest()
+
+
+def _finished(folder: Path, digest: str) -> Catalog | None:
+    """The catalog of a store that is complete and was made from these very inputs."""
+    try:
+        if read_about(folder).get("digest") != digest:
+            return None
+        catalog = Catalog.load(folder)
+        return catalog if len(PixelStore.open(folder)) == len(catalog) else None
+    except (UserError, OSError, ValueError):
+        return None
+
+
+def _look_at_all(
+    listing: Listing, image: DataSettings, progress: Progress | None, threads: int, keep: bool
+) -> Iterator[_Look]:
+    """One look an entry, in the entries' order; only a few are decoded ahead, to bound the memory."""
+    total = len(listing.entries)
+    workers = threads or min(16, os.cpu_count() or 1)
+    entries = iter(listing.entries)
+    ahead: deque[Future[_Look]] = deque()
+    pool = ThreadPoolExecutor(workers)
+    try:
+        with warnings.catch_warnings():
+            # What Pillow only warns of (odd EXIF, say) is no news to the user; what it cannot read is
+            # quarantined.
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            for entry in islice(entries, 2 * workers):
+                ahead.append(pool.submit(_look, listing.root, entry.path, image, keep))
+            done = 0
+            while ahead:
+                look = ahead.popleft().result()
+                for entry in islice(entries, 1):
+                    ahead.append(pool.submit(_look, listing.root, entry.path, image, keep))
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+                yield look
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _look(root: Path, path: str, image: DataSettings, keep: bool) -> _Look:
+    if storable(path) != path:
+        return _Look("file name is not UTF-8: rename it")
+    try:
+        data = read_image(root / path)
+        picture = decode(data, image.max_megapixels)
+        pixels = planes(resize(picture, image)) if keep else None
+    except BrokenImage as broken:
+        return _Look(broken.reason)
+    except MemoryError:
+        return _Look("does not fit in memory")
+    return _Look("", hashlib.sha256(data).digest(), picture.size, pixels)
+
+
+def _catalog(listing: Listing, looks: list[_Look]) -> tuple[Catalog, NDArray[np.int64]]:
+    """The catalog, and [N] which entry each of its rows is."""
+    entries = listing.entries
+    groups: dict[bytes, list[int]] = {}
+    for number, look in enumerate(looks):
+        if not look.reason:
+            groups.setdefault(look.digest, []).append(number)
+    kept: list[int] = []
+    duplicates: list[Duplicate] = []
+    disputed: list[str] = []
+    for members in groups.values():
+        labelled = [number for number in members if entries[number].label is not None]
+        keep = (labelled or members)[0]
+        kept.append(keep)
+        duplicates += [Duplicate(entries[each].path, entries[keep].path) for each in members if each != keep]
+        for each in labelled:
+            if entries[each].label != entries[keep].label:
+                disputed.append(f"{entries[keep].path} ({entries[keep].label}) = ")
+                disputed[-1] += f"{entries[each].path} ({entries[each].label})"
+    kept.sort(key=lambda number: entries[number].path)
+    labels = [entries[number].label for number in kept]
+    names = sorted({label for label in labels if label is not None})
+    index = {name: number for number, name in enumerate(names)}
+    notes = [storable(note) for note in listing.notes]
+    if disputed:
+        notes.append(f"{len(disputed)} copies have another label, the first is kept: {first_few(disputed)}")
+    lost = sorted({entry.label for entry in entries if entry.label is not None} - set(names))
+    if lost:
+        notes.append(f"classes without a usable image are dropped: {first_few(lost)}")
+    catalog = Catalog(
+        root=listing.root,
+        paths=[entries[number].path for number in kept],
+        keys=np.array([int.from_bytes(looks[number].digest[:8], "big") for number in kept], np.uint64),
+        labels=np.array([-1 if label is None else index[label] for label in labels], np.int64),
+        label_names=names,
+        sizes=np.array([looks[number].size for number in kept], np.int32).reshape(-1, 2),
+        broken=[
+            Broken(storable(entry.path), look.reason)
+            for entry, look in zip(entries, looks, strict=True)
+            if look.reason
+        ],
+        duplicates=sorted(duplicates, key=lambda each: each.path),
+        notes=notes,
+    )
+    return catalog, np.array(kept, np.int64)
+
+
+def _refuse_too_many(listing: Listing, catalog: Catalog, folder: Path, image: DataSettings) -> None:
+    """Write the quarantine beside the store, then refuse where it is too long."""
+    quarantine = folder.parent / "quarantine.csv"
+    write_quarantine(quarantine, catalog.broken)
+    broken, total = len(catalog.broken), len(listing.entries)
+    if len(catalog) and broken <= image.max_broken * total:
+        return
+    common = Counter(each.reason.split(":")[0] for each in catalog.broken).most_common(3)
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in common)
+    first = first_few([f"{each.path} ({each.reason})" for each in catalog.broken])
+    raise UserError(
+        f"{broken} of {total} images ({broken / max(total, 1):.1%}) cannot be read, data.max_broken allows "
+        f"{image.max_broken:.1%}: {reasons}; {first}; all are listed in {printable(str(quarantine))}",
+        code=1,
+    )
+
+
+def _append(file: BinaryIO, pixels: NDArray[np.uint8]) -> int:
+    return file.write(pixels.data)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turns the troubles of a disk into one line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"no space left for the pixel store {printable(str(folder))}: free some",
+                code=1,
+            ) from error
+        raise UserError(
+            f"cannot write the pixel store {printable(str(folder))}: {error.strerror or error}", code=1
+        ) from error

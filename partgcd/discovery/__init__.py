@@ -1,0 +1,1 @@
+"""The fit loop and what it asks once an epoch: assignments, candidates, metrics."""

@@ -1,0 +1,127 @@
+"""The whole job for one run folder: images in, categories out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from partgcd.config.errors import UserError
+from partgcd.config.tree import Settings
+from partgcd.data.catalog import Catalog
+from partgcd.data.ingest import ingest
+from partgcd.data.truth import read_truth
+from partgcd.discovery.baselines import kmeans
+from partgcd.discovery.evaluate import evaluate_run
+from partgcd.discovery.fit import fit
+from partgcd.discovery.outputs import answer_all, write_outputs
+from partgcd.discovery.setup import stopping_ticker
+from partgcd.discovery.task import Task, listing_of
+from partgcd.run.files import read_json, write_bytes, write_json
+from partgcd.run.folder import RunFolder
+from partgcd.run.world import World
+
+
+def discover(run: RunFolder, settings: Settings, world: World) -> dict[str, Any]:
+    """Do whatever of the run is not done yet, and write summary.json.
+
+    Every stage leaves its result in the run folder atomically, so this is also how a run is resumed.
+
+    Returns:
+        the summary.
+
+    Raises:
+        Interrupted: a stop was asked for.
+        UserError: the data or the machine does not allow the run.
+    """
+    if run.summary.exists():
+        summary: dict[str, Any] = read_json(run.summary)
+        return summary
+    began = time.perf_counter()
+    catalog = build_catalog(run, settings, world)
+    check_enough(catalog, settings)
+    ingested = time.perf_counter()
+    if settings.discovery.method == "kmeans":
+        answers = kmeans(settings, catalog, world)
+    else:
+        answers = answer_all(fit(settings, catalog, world), settings, world)
+    records = write_outputs(run, catalog, answers)
+    evaluation = None
+    if run.truth.exists():
+        evaluation = evaluate_run(run, read_truth(run.truth))
+    finished = time.perf_counter()
+    sizes = {record.name: record.labelled + record.assigned for record in records}
+    info = run.info()
+    # Seconds of this process only: an interrupted run says so by its shorter times.
+    summary = {
+        "id": info["id"],
+        "method": settings.discovery.method,
+        "seed": settings.seed,
+        "accuracy": evaluation,
+        "classes": {
+            "total": len(records),
+            "old": len(catalog.label_names),
+            "discovered": len(records) - len(catalog.label_names),
+            "empty": sum(size == 0 for size in sizes.values()),
+            "estimated": settings.discovery.classes == "auto",
+            "sizes": sizes,
+        },
+        "parts": info.get("parts", {}).get("count"),
+        "images": {
+            "total": len(catalog),
+            "labelled": int(catalog.labelled.sum()),
+            "unlabelled": int((~catalog.labelled).sum()),
+            "broken": len(catalog.broken),
+            "duplicates": len(catalog.duplicates),
+        },
+        "seconds": {
+            "total": round(finished - began, 2),
+            "images": round(ingested - began, 2),
+            "discovery": round(finished - ingested, 2),
+            "epochs": round(sum(line["seconds"]["epoch"] for line in run.read_metrics()), 2),
+        },
+    }
+    write_json(run.summary, summary)
+    run.update(status="finished")
+    return summary
+
+
+def build_catalog(run: RunFolder, settings: Settings, world: World) -> Catalog:
+    """The run's catalog: read back if it was written, else scanned, decoded and written with its truth."""
+    if (run.path / "catalog.parquet").exists():
+        return Catalog.load(run.path)
+    listing, truth = listing_of(Task.from_record(run.info()), settings.seed)
+    catalog = ingest(listing, run.store, settings.data, progress=stopping_ticker(world, "images"))
+    if truth:
+        _write_truth(run, {path: truth[path] for path in catalog.paths if path in truth})
+    catalog.save(run.path)
+    return catalog
+
+
+def check_enough(catalog: Catalog, settings: Settings) -> None:
+    """Refuse catalogs that no setting could make sense of.
+
+    Raises:
+        UserError: nothing to discover in, or fewer images than parts need.
+    """
+    if len(catalog) < 2:
+        raise UserError(f"{len(catalog)} readable image(s): categories need at least 2", 2)
+    if catalog.labelled.all():
+        raise UserError(
+            "every image is labelled, so there is nothing to discover: add unlabelled images "
+            "(a folder 'unlabelled', or empty labels), or use --protocol gcd to measure on labelled ones"
+        )
+    k = settings.parts.count_max if settings.parts.count == "auto" else settings.parts.count
+    if settings.discovery.method == "partgcd" and len(catalog) < k:
+        raise UserError(
+            f"{len(catalog)} images are fewer than the {k} parts a class: add images, lower parts.count "
+            "(or parts.count_max), or use --method simgcd"
+        )
+
+
+def _write_truth(run: RunFolder, truth: dict[str, str]) -> None:
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.table({"path": list(truth), "truth": list(truth.values())}), buffer)
+    write_bytes(run.truth, buffer.getvalue().to_pybytes())

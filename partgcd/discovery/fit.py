@@ -1,0 +1,311 @@
+"""The fit loop: per epoch a refresh, then steps. The only one; every engine and method runs it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from partgcd.backbone.tokens import fill, generations
+from partgcd.config.errors import UserError
+from partgcd.config.tree import Settings
+from partgcd.data.catalog import Catalog
+from partgcd.data.views import pool_slots, random_crops
+from partgcd.discovery.predict import PartModel
+from partgcd.discovery.refresh import Assignment, assign, compute_features, refit_bank
+from partgcd.discovery.sampler import epoch_batches
+from partgcd.discovery.setup import Setup, prepare, stopping_ticker
+from partgcd.discovery.step import step_loss
+from partgcd.model.losses import alpha_at, teacher_temperature
+from partgcd.parts.bank import GMMBank
+from partgcd.run.checkpoint import State, random_state, restore_random_state
+from partgcd.run.device import peak_memory_mb
+from partgcd.run.world import Interrupted, World
+
+
+@dataclass
+class Fitted:
+    """A finished fit: the set-up with its trained model, the last bank, and the last assignment."""
+
+    setup: Setup
+    bank: GMMBank | None
+    assignment: Assignment
+
+    @property
+    def parts(self) -> PartModel | None:
+        """What predictions need beside the model; None for the global baseline."""
+        return self.setup.part_model(self.bank)
+
+
+@dataclass
+class _Epoch:
+    """The running epoch: what its refresh decided and what its steps have summed so far."""
+
+    number: int
+    step: int
+    bank: GMMBank | None
+    assigned: Tensor
+    predicted: Tensor
+    sums: defaultdict[str, float]
+    extra: dict[str, Any]
+
+
+def fit(settings: Settings, catalog: Catalog, world: World) -> Fitted:
+    """Train on ``catalog`` where ``world`` says, from its newest checkpoint if it has one.
+
+    Raises:
+        Interrupted: a stop was asked for; the state is saved.
+        UserError: the catalog does not fit the settings, or the loss stopped being finite.
+    """
+    setup = prepare(settings, catalog, world)
+    _model, train = setup.model, settings.train
+    optimiser = _optimiser(setup)
+    state = world.latest(settings)
+    epoch = _restore(state, setup, optimiser) if state is not None else None
+    first = state.epoch if state is not None else 1
+    world.folder.keep_metrics(first - 1)
+    bank = epoch.bank if epoch is not None else setup.bank
+    for number in range(first, train.epochs + 1):
+        began = time.perf_counter()
+        seconds: dict[str, float] = {}
+        _fill_pool(setup, catalog, number, settings, world)
+        if epoch is None or epoch.step == 0 or epoch.number != number:
+            previous = epoch.predicted if epoch is not None else None
+            epoch = _refresh(setup, bank, settings, world, number, previous)
+        seconds["refresh"] = time.perf_counter() - began
+        seconds["mixtures"] = float(epoch.extra.pop("mixture_seconds", 0.0))
+        bank = epoch.bank
+        batches = epoch_batches(catalog.labelled, train.batch_size, settings.seed, number)
+        _set_lr(optimiser, learning_rate(number, train.epochs, train.lr, train.lr_floor))
+        begun_steps, images = time.perf_counter(), 0
+        for step in range(epoch.step, len(batches)):
+            _step(setup, catalog, epoch, batches[step], step, len(batches), optimiser, settings)
+            epoch.step = step + 1
+            images += len(batches[step])
+            loss = epoch.sums["loss.total"] / epoch.step
+            world.progress(
+                "training", (number - 1) * len(batches) + step + 1, train.epochs * len(batches),
+                f"epoch {number}/{train.epochs} loss {loss:.3f}",
+            )  # fmt: skip
+            if world.should_stop() and (step + 1 < len(batches) or number < train.epochs):
+                world.save(_state(setup, optimiser, epoch), settings)
+                raise Interrupted
+        seconds["steps"] = time.perf_counter() - begun_steps
+        seconds["epoch"] = time.perf_counter() - began
+        world.report(_metrics(epoch, len(batches), settings, seconds, images, world))
+        epoch.number, epoch.step = number + 1, 0
+        epoch.sums.clear()
+        world.save(_state(setup, optimiser, epoch), settings)
+    previous = epoch.predicted if epoch is not None else None
+    last = _refresh(setup, bank, settings, world, train.epochs + 1, previous)
+    return Fitted(setup, last.bank, Assignment(last.predicted, last.assigned, last.extra["candidates"]))
+
+
+def learning_rate(epoch: int, epochs: int, peak: float, floor: float) -> float:
+    """Cosine from ``peak`` at epoch 1 towards ``peak * floor``, constant within an epoch."""
+    progress = (epoch - 1) / epochs
+    return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def _refresh(
+    setup: Setup, bank: GMMBank | None, settings: Settings, world: World, number: int, previous: Tensor | None
+) -> _Epoch:
+    """Assign, retrieve candidates, refit the bank; record them as the state after epoch number - 1."""
+    tick = stopping_ticker(world, "refresh")
+    features = compute_features(setup.model, setup.evaluation, world.device, setup.autocast, tick)
+    assignment = assign(setup.model, features, setup.labels, setup.old, settings)
+    extra: dict[str, Any] = {"candidates": assignment.candidates}
+    if bank is not None and setup.projection is not None:
+        bank, likelihood, took = refit_bank(
+            setup.model, setup.evaluation, setup.projection, bank, assignment.candidates,
+            features.attention, settings, world.device,
+        )  # fmt: skip
+        extra |= {"gmm_log_likelihood": likelihood, "mixture_seconds": took}
+    if previous is not None:
+        extra["changed"] = float((previous != assignment.predicted).float().mean())
+    extra["sizes"] = class_sizes(assignment.predicted, setup.classes)
+    _record(world, number - 1, assignment)
+    return _Epoch(number, 0, bank, assignment.assigned, assignment.predicted, defaultdict(float), extra)
+
+
+def class_sizes(predicted: Tensor, classes: int) -> dict[str, float]:
+    """Largest and smallest class, how many are empty, and the entropy of the sizes (1 is uniform)."""
+    counts = torch.bincount(predicted.cpu(), minlength=classes).double()
+    share = counts[counts > 0] / counts.sum()
+    entropy = float(-(share * share.log()).sum() / math.log(max(classes, 2)))
+    return {
+        "largest": int(counts.max()),
+        "smallest": int(counts.min()),
+        "empty": int((counts == 0).sum()),
+        "entropy": entropy,
+    }
+
+
+def _step(
+    setup: Setup,
+    catalog: Catalog,
+    epoch: _Epoch,
+    rows: NDArray[np.int64],
+    step: int,
+    steps: int,
+    optimiser: torch.optim.Optimizer,
+    settings: Settings,
+) -> None:
+    """One descent step on the batch ``rows``; its terms are added to the epoch's sums."""
+    parts, train = settings.parts, settings.train
+    done = epoch.number - 1 + step / steps
+    alpha = alpha_at(done, train.epochs, parts.alpha, parts.alpha_warmup)
+    picked = torch.from_numpy(rows).to(setup.labels.device)
+    loss = step_loss(
+        setup.model,
+        setup.part_model(epoch.bank),
+        view_tokens(setup, catalog, rows, epoch.number, step, settings),
+        setup.labels[picked],
+        epoch.assigned[picked],
+        settings,
+        alpha,
+        teacher_temperature(epoch.number - 1, settings.loss, train.epochs),
+        bool(catalog.labelled.any()),
+        setup.autocast,
+    )
+    if not math.isfinite(loss.terms["total"]):
+        bad = [name for name, value in loss.terms.items() if not math.isfinite(value)]
+        raise UserError(
+            f"the loss stopped being finite in epoch {epoch.number}, step {step + 1} ({', '.join(bad)}): "
+            "lower train.lr or use --precision fp32; the last good checkpoint is kept and --resume starts from it",
+            1,
+        )
+    optimiser.zero_grad(set_to_none=True)
+    loss.total.backward()  # type: ignore[no-untyped-call]
+    if train.max_grad_norm > 0:
+        torch.nn.utils.clip_grad_norm_(setup.trained, train.max_grad_norm)
+    optimiser.step()
+    for name, value in loss.terms.items():
+        epoch.sums[f"loss.{name}"] += value
+    epoch.sums["alpha"] += alpha
+
+
+def view_tokens(
+    setup: Setup, catalog: Catalog, rows: NDArray[np.int64], epoch: int, step: int, settings: Settings
+) -> Tensor:
+    """Trunk tokens [2B, T, D] of both views of ``rows``: from the pool, or from fresh crops."""
+    keys, seed = catalog.keys[rows], settings.seed
+    device = setup.labels.device
+    if setup.pool is not None:
+        slots = pool_slots(seed, epoch, step, keys, setup.pool.slots)
+        return torch.cat([setup.pool.read(rows, device, slot) for slot in slots])
+    size, shapes = settings.data.image_size, setup.pixels.shape(rows)
+    views = []
+    for view in (0, 1):
+        crops = random_crops(seed, epoch, step, keys, view, shapes, size)
+        views.append(setup.pixels.crop(rows, crops.top, crops.left, crops.flip, size))
+    with torch.no_grad(), setup.autocast():
+        tokens = setup.model.backbone.trunk(torch.from_numpy(np.concatenate(views)).to(device))
+    return tokens.float()
+
+
+def _fill_pool(setup: Setup, catalog: Catalog, epoch: int, settings: Settings, world: World) -> None:
+    if setup.pool is None:
+        return
+    wanted = generations(epoch, setup.pool.slots, setup.pool.rows, settings.train.pool_refresh)
+    fill(
+        setup.pool, setup.model.backbone, setup.pixels, catalog.keys, wanted, settings.seed,
+        setup.autocast, world.device, stopping_ticker(world, "view pool"),
+    )  # fmt: skip
+
+
+def _optimiser(setup: Setup) -> torch.optim.Optimizer:
+    train = setup.settings.train
+    matrices = [value for value in setup.trained if value.ndim > 1]
+    vectors = [value for value in setup.trained if value.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": train.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum)
+
+
+def _set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = lr
+
+
+def _state(setup: Setup, optimiser: torch.optim.Optimizer, epoch: _Epoch) -> State:
+    tensors = {f"model.{name}": value for name, value in setup.model.trainable_state().items()}
+    for index, value in enumerate(setup.trained):
+        buffer = optimiser.state.get(value, {}).get("momentum_buffer")
+        if buffer is not None:
+            tensors[f"momentum.{index}"] = buffer
+    if epoch.bank is not None:
+        tensors |= {f"bank.{name}": value for name, value in epoch.bank.to_tensors().items()}
+    tensors |= {"assigned": epoch.assigned, "predicted": epoch.predicted, **random_state()}
+    extra = {key: value for key, value in epoch.extra.items() if key != "candidates"}
+    return State(epoch.number, epoch.step, tensors, {"sums": dict(epoch.sums), "extra": extra})
+
+
+def _restore(state: State, setup: Setup, optimiser: torch.optim.Optimizer) -> _Epoch:
+    tensors, device = state.tensors, setup.labels.device
+    setup.model.load_trainable_state({
+        name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")
+    })  # fmt: skip
+    for index, value in enumerate(setup.trained):
+        if f"momentum.{index}" in tensors:
+            optimiser.state[value]["momentum_buffer"] = tensors[f"momentum.{index}"].to(device).clone()
+    banked = {
+        name.removeprefix("bank."): t.to(device) for name, t in tensors.items() if name.startswith("bank.")
+    }
+    restore_random_state(tensors)
+    return _Epoch(
+        state.epoch,
+        state.step,
+        GMMBank.from_tensors(banked) if banked else None,
+        tensors["assigned"].to(device),
+        tensors["predicted"].to(device),
+        defaultdict(float, state.values["sums"]),
+        dict(state.values["extra"]),
+    )
+
+
+def _record(world: World, after_epoch: int, assignment: Assignment) -> None:
+    """Predictions and candidates as they stand after an epoch, for curves computed later with the truth."""
+    if world.rank != 0:
+        return
+    candidates = assignment.candidates
+    world.folder.save_epoch(
+        after_epoch,
+        predicted=assignment.predicted.cpu().numpy().astype(np.int32),
+        assigned=assignment.assigned.cpu().numpy().astype(np.int32),
+        candidate_rows=candidates.rows.cpu().numpy().astype(np.int32),
+        candidate_classes=candidates.classes.cpu().numpy().astype(np.int32),
+    )
+
+
+def _metrics(
+    epoch: _Epoch, steps: int, settings: Settings, seconds: dict[str, float], images: int, world: World
+) -> dict[str, Any]:
+    train = settings.train
+    line: dict[str, Any] = {
+        "epoch": epoch.number,
+        "lr": learning_rate(epoch.number, train.epochs, train.lr, train.lr_floor),
+        "alpha": epoch.sums["alpha"] / steps,
+        "teacher_temperature": teacher_temperature(epoch.number - 1, settings.loss, train.epochs),
+        "loss": {
+            name.removeprefix("loss."): value / steps
+            for name, value in epoch.sums.items()
+            if name.startswith("loss.")
+        },
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "images_per_second": round(images / max(seconds["steps"], 1e-9), 2),
+        "peak_memory_mb": round(peak_memory_mb(world.device), 1),
+    }
+    line |= {
+        key: epoch.extra[key] for key in ("sizes", "changed", "gmm_log_likelihood") if key in epoch.extra
+    }
+    return line

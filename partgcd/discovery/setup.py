@@ -1,0 +1,217 @@
+"""Everything settled before the first epoch: backbone, stores, number of classes and parts, the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from partgcd.backbone.load import Backbone, load_backbone
+from partgcd.backbone.tokens import TokenStore, fill, generations
+from partgcd.config.errors import UserError
+from partgcd.config.tree import Settings
+from partgcd.data.catalog import Catalog
+from partgcd.data.pixels import PixelStore
+from partgcd.discovery.class_count import estimate_classes
+from partgcd.discovery.part_setup import prepare_parts
+from partgcd.discovery.predict import PartModel
+from partgcd.discovery.refresh import Features, compute_features
+from partgcd.model.module import DiscoveryModel
+from partgcd.parts.bank import GMMBank
+from partgcd.parts.mixture import Mixture
+from partgcd.parts.projection import Projection
+from partgcd.run.device import Autocast, apply_threads, autocast, pick_precision
+from partgcd.run.files import read_json, write_bytes, write_json
+from partgcd.run.world import Interrupted, World
+
+
+@dataclass
+class Setup:
+    """What the fit loop works on.
+
+    Attributes:
+        labels: [N] label index, -1 for none, on the device.
+        old, classes: number of labelled classes, and of all classes sought.
+        evaluation, pool: trunk tokens of the centre crop, and of cached random views (None: fresh views).
+        projection, bank: None for the global baseline.
+        trained: the parameters that descend, in a fixed order.
+    """
+
+    settings: Settings
+    model: DiscoveryModel
+    pixels: PixelStore
+    evaluation: TokenStore
+    pool: TokenStore | None
+    labels: Tensor
+    old: int
+    classes: int
+    projection: Projection | None
+    bank: GMMBank | None
+    autocast: Autocast
+    trained: list[nn.Parameter]
+
+    def part_model(self, bank: GMMBank | None) -> PartModel | None:
+        """``bank`` with the projection its patches go through."""
+        return PartModel(bank, self.projection) if bank is not None and self.projection is not None else None
+
+
+@dataclass
+class Ground:
+    """Backbone, stores and untrained features: what every method starts from."""
+
+    backbone: Backbone
+    pixels: PixelStore
+    evaluation: TokenStore
+    autocast: Autocast
+    stamp: str
+
+
+def ground(settings: Settings, catalog: Catalog, world: World) -> Ground:
+    """Load the backbone and run its trunk once over the evaluation view of every image."""
+    threads = apply_threads(settings.train)
+    precision = pick_precision(settings.train.precision, world.device)
+    cast = autocast(precision, world.device)
+    backbone = load_backbone(settings.backbone, settings.data.image_size, world.device)
+    info = backbone.info
+    world.folder.update(
+        status="running",
+        device=str(world.device),
+        precision=precision,
+        threads=threads,
+        backbone={"name": info.name, "kind": info.kind, "lineage": info.lineage, "licence": info.licence,
+                  "grid": list(info.grid), "dim": info.dim, "weights": info.weights_digest},
+    )  # fmt: skip
+    pixels = PixelStore.open(world.folder.store)
+    stamp = f"{catalog.digest()}:{info.weights_digest}:{info.name}:{info.image_size}:{precision}:{threads}"
+    evaluation = _token_store(world, "evaluation", backbone, len(catalog), 1, stamp)
+    fill(
+        evaluation, backbone, pixels, catalog.keys, generations(1, 1, len(catalog), 0.0), None, cast,
+        world.device, stopping_ticker(world, "trunk"),
+    )  # fmt: skip
+    return Ground(backbone, pixels, evaluation, cast, stamp)
+
+
+def prepare(settings: Settings, catalog: Catalog, world: World) -> Setup:
+    """From settings and catalog to a model ready to train.
+
+    Raises:
+        UserError: fewer images than classes or parts need.
+        Interrupted: a stop was asked for.
+    """
+    base = ground(settings, catalog, world)
+    labels = torch.from_numpy(catalog.labels).to(world.device)
+    old = len(catalog.label_names)
+    uses_parts = settings.discovery.method == "partgcd"
+    # The untrained model's class tokens do not depend on its heads, so a model without any stands in.
+    probe = DiscoveryModel(base.backbone, 2, None, settings).to(world.device)
+    tick = stopping_ticker(world, "features")
+    features: Features | None = None
+    if settings.discovery.classes == "auto" or uses_parts:
+        features = compute_features(probe, base.evaluation, world.device, base.autocast, tick)
+    classes = decide_classes(settings, catalog, features, world)
+    projection, bank = None, None
+    if uses_parts and features is not None:
+        projection, bank = _parts(probe, base, features, labels, classes, settings, world)
+    parts = bank.mu.shape[1] if bank is not None else None
+    model = world.wrap(DiscoveryModel(base.backbone, classes, parts, settings).to(world.device))
+    pool = None
+    if settings.train.view_pool:
+        stamp = f"{base.stamp}:{settings.seed}"
+        pool = _token_store(world, "pool", base.backbone, len(catalog), settings.train.view_pool, stamp)
+    trained = [value for value in model.parameters() if value.requires_grad]
+    return Setup(
+        settings, model, base.pixels, base.evaluation, pool, labels, old, classes, projection, bank,
+        base.autocast, trained,
+    )  # fmt: skip
+
+
+def decide_classes(settings: Settings, catalog: Catalog, features: Features | None, world: World) -> int:
+    """The number of classes: the one asked for, checked, or the estimate, recorded in run.json.
+
+    Raises:
+        UserError: out of range for this catalog.
+    """
+    asked, old = settings.discovery.classes, len(catalog.label_names)
+    if isinstance(asked, int):
+        if asked < old:
+            raise UserError(
+                f"--classes {asked} is below the {old} labelled classes: give at least {old}, or 'auto'"
+            )
+        if asked > len(catalog):
+            raise UserError(
+                f"--classes {asked} is more than the {len(catalog)} images: lower it or add images"
+            )
+        return asked
+    recorded = world.folder.info().get("class_estimate")
+    if recorded is None:
+        if len(catalog) < 8:
+            raise UserError(
+                f"{len(catalog)} images are too few to estimate the number of classes: give --classes N"
+            )
+        assert features is not None
+        world.progress("class count", 0, 1)
+        found = estimate_classes(
+            features.cls.cpu().numpy(), catalog.labels, old, settings.discovery.classes_max, settings.seed
+        )
+        world.progress("class count", 1, 1)
+        recorded = {
+            "classes": max(found.classes, old),
+            "by": found.by,
+            "scores": {str(k): round(value, 4) for k, value in found.scores.items()},
+            "seconds": round(found.seconds, 2),
+        }
+        world.folder.update(class_estimate=recorded)
+    return int(recorded["classes"])
+
+
+def _parts(
+    probe: DiscoveryModel,
+    base: Ground,
+    features: Features,
+    labels: Tensor,
+    classes: int,
+    settings: Settings,
+    world: World,
+) -> tuple[Projection, GMMBank]:
+    """Projection and starting bank, from the run's cache if it has them."""
+    kept, record = world.folder.cache / "parts.safetensors", world.folder.cache / "parts.json"
+    if record.exists() and kept.exists() and read_json(record)["classes"] == classes:
+        tensors = {name: value.to(world.device) for name, value in load_file(kept).items()}
+        shared = Mixture(tensors["log_pi"], tensors["mu"], tensors["var"])
+        return Projection(tensors["mean"], tensors["basis"]), GMMBank.all_shared(shared, classes)
+    world.progress("parts", 0, 1)
+    made = prepare_parts(probe, base.evaluation, features.attention, labels, classes, settings, world.device)
+    world.progress("parts", 1, 1)
+    shared = made.bank.shared
+    tensors = {"log_pi": shared.log_pi, "mu": shared.mu, "var": shared.var,
+               "mean": made.projection.mean, "basis": made.projection.basis}  # fmt: skip
+    write_bytes(kept, save({name: value.cpu().contiguous() for name, value in tensors.items()}))
+    silhouettes: dict[str, Any] = {str(k): round(value, 5) for k, value in made.silhouettes.items()}
+    count = int(shared.mu.shape[0])
+    write_json(record, {"classes": classes, "parts": count, "silhouettes": silhouettes})
+    world.folder.update(parts={"count": count, "silhouettes": silhouettes, "seconds": round(made.seconds, 2)})
+    return made.projection, made.bank
+
+
+def _token_store(
+    world: World, name: str, backbone: Backbone, rows: int, slots: int, stamp: str
+) -> TokenStore:
+    size = backbone.info.image_size
+    blank = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=world.device)
+    _, tokens, dim = backbone.trunk(blank).shape
+    return TokenStore(world.folder.cache / name, rows, slots, (tokens, dim), stamp)
+
+
+def stopping_ticker(world: World, phase: str) -> Callable[[int, int], None]:
+    """Progress for a phase that can be left at any tick, because what it did is on disk or cheap."""
+
+    def tick(done: int, total: int) -> None:
+        world.progress(phase, done, total)
+        if world.should_stop():
+            raise Interrupted
+
+    return tick

@@ -1,0 +1,1 @@
+"""Heads, losses, and the module that joins them."""

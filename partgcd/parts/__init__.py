@@ -1,0 +1,1 @@
+"""Part mixtures and what is computed with them."""

@@ -1,0 +1,1 @@
+"""A run told as one self-contained page."""

@@ -1,0 +1,1 @@
+"""Where a fit runs and what it leaves on disk."""

@@ -1,0 +1,1 @@
+"""The room for the HTTP API in front of an exported bundle."""

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from partgcd.data import decode as decoder
+from partgcd.data.decode import BrokenImage, decode, read_image
+
+
+def picture(width: int = 24, height: int = 20) -> Image.Image:
+    y, x = np.mgrid[0:height, 0:width]
+    return Image.fromarray(np.stack([9 * x, 11 * y, 5 * x + 4 * y], -1).astype(np.uint8))
+
+
+def encoded(kind: str, image: Image.Image | None = None, **options: Any) -> bytes:
+    file = io.BytesIO()
+    (image or picture()).save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_every_odd_image_is_decoded_right_or_broken_with_a_reason(malformed_corpus: tuple[Path, Any]) -> None:
+    folder, expectations = malformed_corpus
+    assert len(expectations) >= 100
+    for name, expected in expectations.items():
+        try:
+            image = decode(folder / name)
+        except BrokenImage as broken:
+            assert expected.pixels is None, f"{name}: {broken.reason}"
+            assert broken.reason.startswith(expected.reason), f"{name}: {broken.reason}"
+            assert 0 < len(broken.reason) < 120 and broken.reason.isprintable(), name
+            continue
+        assert expected.pixels is not None, f"{name} was decoded"
+        assert image.mode == "RGB"
+        found = np.asarray(image).astype(int)
+        assert found.shape == expected.pixels.shape, name
+        wrong = np.abs(found - expected.pixels)
+        assert wrong.mean() <= expected.tolerance, f"{name}: {wrong.mean()}"
+        assert expected.tolerance > 1 or wrong.max() <= np.ceil(expected.tolerance), f"{name}: {wrong.max()}"
+
+
+def test_bytes_and_path_decode_alike(tmp_path: Path) -> None:
+    data = encoded("PNG")
+    (tmp_path / "a.png").write_bytes(data)
+    assert decode(data).tobytes() == decode(tmp_path / "a.png").tobytes() == picture().tobytes()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM"])
+def test_the_pixel_limit_is_checked_without_decoding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(kind, picture(40, 30))
+    assert decode(data, max_megapixels=0.0012).size == (40, 30)
+    monkeypatch.setattr(decoder, "_upright", lambda image: pytest.fail("was decoded"))
+    with pytest.raises(BrokenImage, match="too many pixels: 40 x 30"):
+        decode(data, max_megapixels=0.0011)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP", "GIF"])
+def test_pillows_own_limit_neither_warns_nor_raises(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(kind, picture(40, 30))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    monkeypatch.setattr(decoder, "_LARGE", 1000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert decode(data).size == (40, 30)
+    assert Image.MAX_IMAGE_PIXELS == 1000
+
+
+def test_what_pillow_refuses_by_itself_is_broken_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded("WEBP")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(BrokenImage, match="Pillow's own limit"):
+        decode(data)
+
+
+@pytest.mark.parametrize("side, usable", [(7, False), (8, True)])
+def test_the_smallest_side_is_eight_pixels(side: int, usable: bool) -> None:
+    data = encoded("PNG", picture(30, side))
+    if usable:
+        assert decode(data).size == (30, 8)
+    else:
+        with pytest.raises(BrokenImage, match="too small: 30 x 7 px"):
+            decode(data)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RecursionError("deep"), KeyError("x"), AssertionError(), ZeroDivisionError()]
+)
+def test_whatever_a_reader_raises_is_a_broken_image(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(image: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(decoder, "_upright", fail)
+    with pytest.raises(BrokenImage) as caught:
+        decode(encoded("PNG"))
+    assert caught.value.reason
+
+
+def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    (tmp_path / "link.png").symlink_to("real.png")
+    (tmp_path / "real.png").write_bytes(encoded("PNG"))
+    assert decode(tmp_path / "link.png").size == (24, 20)
+    for name, reason in [
+        ("pipe.jpg", "not a regular file"),
+        (".", "not a regular file"),
+        ("none.jpg", "file not found"),
+        ("loop.jpg", "cannot be read"),
+        ("real.png/x.jpg", "cannot be read"),
+        ("nul\0.jpg", "cannot be read"),
+    ]:
+        with pytest.raises(BrokenImage, match=reason):
+            decode(tmp_path / name)
+    with pytest.raises(BrokenImage, match="file too large"):
+        read_image(tmp_path / "real.png", max_bytes=20)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(BrokenImage, match="cannot be read: Permission denied"):
+        decode(tmp_path / "real.png")
+
+
+VALID = [encoded(kind) for kind in decoder.FORMATS] + [
+    encoded("TIFF", compression="tiff_lzw"),
+    encoded("PNG", picture().convert("P")),
+    encoded("PNG", picture().convert("RGBA")),
+    encoded("GIF", save_all=True, append_images=[picture().rotate(9)]),
+    encoded("MPO"),
+]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    which=st.integers(0, len(VALID) - 1),
+    changes=st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=4)), max_size=6),
+    cut=st.none() | st.integers(0, 10**6),
+)
+def test_random_damage_raises_nothing_but_broken_image(
+    which: int, changes: list[tuple[int, bytes]], cut: int | None
+) -> None:
+    data = bytearray(VALID[which])
+    for at, new in changes:
+        at %= len(data)
+        data[at : at + len(new)] = new
+    if cut is not None:
+        del data[cut % len(data) :]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            image = decode(bytes(data), max_megapixels=1.0)
+        except BrokenImage as broken:
+            assert broken.reason
+        else:
+            assert image.mode == "RGB" and min(image.size) >= 8
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_raise_nothing_but_broken_image(data: bytes) -> None:
+    with pytest.raises(BrokenImage):
+        decode(data)
