@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from partgcd.cli.progress import Progress
     from partgcd.config.tree import Settings
-    from partgcd.discovery.discover import Task
+    from partgcd.discovery.task import Task
     from partgcd.run.folder import RunFolder
 
 _DATA = "Class folders plus an 'unlabelled' one, labelled/ and unlabelled/, a flat folder, or a CSV/Parquet manifest."
@@ -125,12 +128,16 @@ def _run_folder(path: Path) -> RunFolder:
 
 def _open_for_resume(name: str) -> tuple[Path, Settings]:
     from partgcd.config.load import load_settings
-    from partgcd.run.folder import find_run
+    from partgcd.run.folder import find_run, is_there
 
-    if (Path(name) / "repeats.json").exists():
+    if is_there(Path(name) / "repeats.json"):
         return Path(name), load_settings(file=Path(name) / "config.yaml")
     folder = find_run(name)
     return folder, load_settings(file=folder / "config.yaml")
+
+
+def _absolute(path: Path) -> str:
+    return os.path.abspath(path)  # noqa: PTH100 - Path.absolute keeps '..'
 
 
 def _check_same_task(folder: Path, data: Path | None, protocol: str | None, split: Path | None) -> None:
@@ -140,7 +147,7 @@ def _check_same_task(folder: Path, data: Path | None, protocol: str | None, spli
     record = folder / "repeats.json" if (folder / "repeats.json").exists() else folder / "run.json"
     begun = read_json(record)
     wanted = {
-        "--data": (str(data.absolute()) if data else None, begun["data"]),
+        "--data": (_absolute(data) if data else None, begun["data"]),
         "--protocol": (protocol, begun["request"]["protocol"]),
         "--split": (str(split.resolve()) if split else None, begun["request"]["split"]),
     }
@@ -149,12 +156,43 @@ def _check_same_task(folder: Path, data: Path | None, protocol: str | None, spli
             raise UserError(f"--resume: the run was begun with {flag} {kept}, not {given}; drop {flag}")
 
 
-def _one(run: RunFolder, settings: Settings) -> dict[str, Any]:
-    """Begin or go on with one run; prints what came out."""
+def _one(run: RunFolder, settings: Settings, whole: Path | None = None) -> dict[str, Any]:
+    """Begin or go on with one run, of which ``whole`` may hold several; prints what came out."""
     from partgcd.cli.progress import Progress
 
     progress = Progress()
     progress.line(f"run {run.info()['id']} in {run.path}")
+    with run.claimed():
+        try:
+            summary = _finished(run) or _work(run, settings, progress)
+        except KeyboardInterrupt:
+            progress.close()
+            run.update(status="interrupted")
+            name = shlex.quote(str(whole or run.path))
+            typer.echo(f"interrupted; go on with: partgcd train --resume {name}", err=True)
+            raise typer.Exit(130) from None
+        finally:
+            progress.close()
+    _print_summary(summary, run)
+    return summary
+
+
+def _finished(run: RunFolder) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do."""
+    from partgcd.run.files import read_json
+
+    if run.summary.exists() and run.report.exists() and run.info()["status"] == "finished":
+        summary: dict[str, Any] = read_json(run.summary)
+        return summary
+    return None
+
+
+def _work(run: RunFolder, settings: Settings, progress: Progress) -> dict[str, Any]:
+    """All of a run that is not done yet.
+
+    Raises:
+        KeyboardInterrupt: a stop was asked for; what is done is kept.
+    """
     from partgcd.cli.progress import describe_failure
     from partgcd.discovery.discover import discover
     from partgcd.report.build import build_report
@@ -165,18 +203,14 @@ def _one(run: RunFolder, settings: Settings) -> dict[str, Any]:
     try:
         with world.stopping_on_signals():
             summary = discover(run, settings, world)
+            run.update(status="finished")  # a kill may have come between the summary and this
             progress.phase("report")
             build_report(run.path)
     except Interrupted:
-        progress.close()
-        run.update(status="interrupted")
-        typer.echo(f"interrupted; go on with: partgcd train --resume {run.path}", err=True)
-        raise typer.Exit(130) from None
+        raise KeyboardInterrupt from None
     except (MemoryError, RuntimeError) as error:
         progress.close()
         raise describe_failure(error) from error
-    progress.close()
-    _print_summary(summary, run)
     return summary
 
 
@@ -187,15 +221,18 @@ def _repeat(out: Path, settings: Settings, task: Task | None, repeats: int) -> N
     from partgcd.discovery.summary import summarise_repeats
     from partgcd.discovery.task import Task
     from partgcd.run.files import read_json, write_json, write_text
-    from partgcd.run.folder import RunFolder
+    from partgcd.run.folder import RunFolder, make_folder
 
     record = out / "repeats.json"
     if task is not None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UserError(f"--out '{out}' is not an empty folder: choose a new one, or --resume '{out}'")
+        if record.exists() or (out / "run.json").exists():
+            raise UserError(
+                f"'{out}' already holds a run: --resume '{out}' continues it, another --out begins a new one"
+            )
+        make_folder(out)
         write_text(out / "config.yaml", to_yaml(settings))
         write_json(record, {"seeds": [settings.seed + i for i in range(repeats)],
-                            "data": str(task.data.absolute()), "request": task.request()})  # fmt: skip
+                            "data": _absolute(task.data), "request": task.request()})  # fmt: skip
     begun = read_json(record)
     task = Task.from_record(begun)
     summaries = []
@@ -205,7 +242,7 @@ def _repeat(out: Path, settings: Settings, task: Task | None, repeats: int) -> N
             run = RunFolder.open(path)
         else:
             run = RunFolder.create(path, own, task.data, task.request())
-        summaries.append(_one(run, own))
+        summaries.append(_one(run, own, out))
     summary = summarise_repeats(summaries)
     write_json(out / "summary.json", summary)
     accuracy = summary["accuracy"]

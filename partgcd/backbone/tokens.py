@@ -25,6 +25,8 @@ CHUNK = 64
 
 _DTYPE = np.float16
 _LARGEST = 65504.0
+_RESIDENT_SHARE = 0.4
+"""Largest share of a GPU's free memory that a store may take."""
 
 
 class TokenStore:
@@ -45,6 +47,7 @@ class TokenStore:
             stamp_file.unlink(missing_ok=True)
         self._tokens = _map(folder / "tokens.f16", _DTYPE, fresh, full)
         self._done = _map(folder / "done.i32", np.int32, fresh, (slots, chunks))
+        self._resident: Tensor | None = None
         if fresh:
             stamp_file.write_text(json.dumps(wanted))
         # 0 is "not computed": files come from the system filled with zeros, so a kill here is harmless.
@@ -64,8 +67,29 @@ class TokenStore:
         self, rows: NDArray[np.int64], device: torch.device, slots: NDArray[np.int64] | int = 0
     ) -> Tensor:
         """Tokens [B, T, D] in float32 on ``device``."""
+        if self._resident is not None:
+            index = torch.from_numpy(rows).to(device)
+            slot = torch.from_numpy(slots).to(device) if isinstance(slots, np.ndarray) else slots
+            return self._resident[index, slot].float()
         picked = torch.from_numpy(np.ascontiguousarray(self._tokens[rows, slots]))
         return picked.to(device).float()
+
+    @property
+    def resident(self) -> bool:
+        """Whether reads come from a copy on a GPU."""
+        return self._resident is not None
+
+    def hold_on(self, device: torch.device) -> None:
+        """Keep a copy on a GPU with room to spare, so that reads cross no bus; elsewhere do nothing.
+
+        Call it after every change: the copy does not follow `write`.
+        """
+        self._resident = None
+        if device.type != "cuda":
+            return
+        free, _ = torch.cuda.mem_get_info(device)
+        if self._tokens.nbytes < _RESIDENT_SHARE * free:
+            self._resident = torch.from_numpy(np.asarray(self._tokens)).to(device)
 
 
 def _map(file: Path, dtype: type[Any], fresh: bool, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -121,4 +145,6 @@ def fill(
             tokens = backbone.trunk(torch.from_numpy(images).to(device))
         store.write(slot, chunk, wanted, tokens)
     tick(len(missing), len(missing))
+    if missing or not store.resident:
+        store.hold_on(device)
     return bool(missing)

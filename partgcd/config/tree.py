@@ -57,7 +57,7 @@ class BackboneSettings(Section):
 class TrainSettings(Section):
     epochs: int = Field(20, ge=1, description="Passes over as many images as the catalog holds (paper: 200).")
     batch_size: int = Field(128, ge=2, description="Images a step, each in two views (paper: 128).")
-    lr: Positive = Field(0.03, description="Peak SGD step size (paper: 0.1).")
+    lr: Positive = Field(0.1, description="Peak SGD step size (paper: 0.1).")
     lr_floor: Share = Field(
         1e-3, description="Last step size as a share of the peak, cosine per epoch (paper: 1e-3)."
     )
@@ -117,6 +117,9 @@ class PartSettings(Section):
     alpha: float = Field(
         2.0, ge=0.0, description="Weight of the part branch (paper: 2 fine-grained, 1 generic)."
     )
+    normalise_objective: bool = Field(
+        True, description="Divide Eq. 13 by 1 + alpha, so that one step size serves any alpha (paper: False)."
+    )
     alpha_warmup: Share = Field(
         0.1, description="Share of the epochs over which alpha rises from 0 (paper: 20/200)."
     )
@@ -166,11 +169,16 @@ class PartSettings(Section):
         1.0, ge=0.0, description="Weight of the part discrepancy term beside alpha (paper: 1)."
     )
     pdr_temperature: Positive = Field(0.1, description="Temperature of Eq. 11 (paper: none).")
-    pdr_positive_in_denominator: bool = Field(False, description="InfoNCE form of Eq. 11 (paper: False).")
+    pdr_positive_in_denominator: bool = Field(
+        True, description="InfoNCE form of Eq. 11, bounded below by 0 (paper: False, which has no lower bound)."
+    )
     classification: bool = Field(
         True, description="Classification losses on the part feature (paper's ablation)."
     )
     contrast: bool = Field(True, description="Contrastive losses on the part feature (paper's ablation).")
+    adapter_start: Literal["linear", "random"] = Field(
+        "linear", description="Part adapter beside a linear guess of the class token, or all random (paper)."
+    )
     adapter_hidden: int = Field(
         0, ge=0, description="Hidden width of the part adapter; 0 is the backbone's D."
     )
@@ -184,6 +192,10 @@ class DiscoverySettings(Section):
         "partgcd", description="What finds the categories."
     )
     classes: int | Literal["auto"] = Field("auto", description="Number of categories, old and new together.")
+    prototype_start: Literal["clusters", "random"] = Field(
+        "clusters",
+        description="Prototypes from semi-supervised k-means of untrained features, or random (paper).",
+    )
     classes_max: int = Field(1000, ge=2, description="Largest number of categories 'auto' considers.")
     sinkhorn_temperature: Positive = Field(
         0.1, description="Temperature of the predictions that Sinkhorn adjusts."

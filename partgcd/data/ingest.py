@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -12,7 +14,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -67,6 +69,7 @@ def ingest(
     digest = inputs_digest(listing, image)
     with _writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left_over(folder)
         catalog = _finished(folder, digest)
         if catalog is not None:
             # Files did not change; their place and the notes on them may have.
@@ -81,7 +84,7 @@ def ingest(
             raise UserError(
                 f"{printable(str(folder))} is there and is no pixel store: choose another folder", code=1
             )
-        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+        building, claim = _building(folder)
     try:
         with _writing(folder):
             looks, places, size = [], [], 0
@@ -105,7 +108,45 @@ def ingest(
     finally:
         shutil.rmtree(building, ignore_errors=True)
         shutil.rmtree(building.with_suffix(".old"), ignore_errors=True)
+        os.close(claim)
     return catalog
+
+
+def _building(folder: Path) -> tuple[Path, int]:
+    """A new folder to build the store in, and the handle that claims it until it is closed.
+
+    The system drops the claim, a lock on the folder, however its holder ends: that tells a store being built
+    from one that a kill left behind, which no process id would on a disk shared by containers.
+    """
+    while True:
+        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+        try:
+            claim = os.open(building, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        with suppress(OSError):  # a disk without locks: nobody can claim there, so nobody will remove either
+            fcntl.flock(claim, fcntl.LOCK_EX)
+        if building.exists():  # else another process took it for left over before it was claimed
+            return building, claim
+        os.close(claim)
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Remove what killed processes left beside the store ``folder``, and nothing that a living one builds."""
+    for other in folder.parent.glob(f".{glob.escape(folder.name)}-*.old"):
+        shutil.rmtree(other, ignore_errors=True)
+    for other in folder.parent.glob(f".{glob.escape(folder.name)}-*.part"):
+        try:
+            claim = os.open(other, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(other, ignore_errors=True)
+        except OSError:
+            pass
+        finally:
+            os.close(claim)
 
 
 def inputs_digest(listing: Listing, image: DataSettings) -> str:

@@ -20,6 +20,7 @@ from partgcd.discovery.class_count import estimate_classes
 from partgcd.discovery.part_setup import prepare_parts
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.refresh import Features, compute_features
+from partgcd.discovery.starts import start_adapter, start_prototypes
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.mixture import Mixture
@@ -110,14 +111,22 @@ def prepare(settings: Settings, catalog: Catalog, world: World) -> Setup:
     probe = DiscoveryModel(base.backbone, 2, None, settings).to(world.device)
     tick = stopping_ticker(world, "features")
     features: Features | None = None
-    if settings.discovery.classes == "auto" or uses_parts:
+    if settings.discovery.classes == "auto" or uses_parts or settings.discovery.prototype_start == "clusters":
         features = compute_features(probe, base.evaluation, world.device, base.autocast, tick)
     classes = decide_classes(settings, catalog, features, world)
     projection, bank = None, None
     if uses_parts and features is not None:
         projection, bank = _parts(probe, base, features, labels, classes, settings, world)
     parts = bank.mu.shape[1] if bank is not None else None
-    model = world.wrap(DiscoveryModel(base.backbone, classes, parts, settings).to(world.device))
+    model = DiscoveryModel(base.backbone, classes, parts, settings).to(world.device)
+    if settings.discovery.prototype_start == "clusters":
+        assert features is not None
+        start_prototypes(model, features, labels, old, classes, settings)
+    if bank is not None and projection is not None and settings.parts.adapter_start == "linear":
+        start_adapter(
+            model, PartModel(bank, projection), base.evaluation, settings, world.device, base.autocast
+        )
+    model = world.wrap(model)
     pool = None
     if settings.train.view_pool:
         stamp = f"{base.stamp}:{settings.seed}"

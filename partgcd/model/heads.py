@@ -86,8 +86,10 @@ class Prototypes(nn.Module):
 
 
 class PartAdapter(nn.Module):
-    """MLP (K*D)-hidden-D with GELU over the concatenated part features: h^part (the input of Eq. 12).
+    """Aggregates the concatenated part features into h^part (the input of Eq. 12).
 
+    An MLP (K*D)-hidden-D with GELU, as in the paper, beside a linear path that `start_linear` can set so that
+    the feature is useful before the first step; the MLP's last layer then starts at zero.
     Slot k of its input must mean the same part in every class and epoch.
 
     Shape: [..., K, D] -> [..., D].
@@ -95,10 +97,26 @@ class PartAdapter(nn.Module):
 
     def __init__(self, parts: int, dim: int, hidden: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
+        self.parts = parts
         self.layers = nn.Sequential(
             _linear(parts * dim, hidden, generator), nn.GELU(), _linear(hidden, dim, generator)
         )
+        self.linear: nn.Linear | None = None
+
+    def start_linear(self, weight: Tensor, bias: Tensor) -> None:
+        """Add the linear path: ``weight`` [D, D] of the mean part, shared out over the slots, and ``bias`` [D]."""
+        last = self.layers[-1]
+        assert isinstance(last, nn.Linear)
+        path = nn.Linear(weight.shape[1] * self.parts, weight.shape[0], device="meta").to_empty(
+            device=weight.device
+        )
+        with torch.no_grad():
+            path.weight.copy_((weight / self.parts).repeat(1, self.parts))
+            path.bias.copy_(bias)
+            last.weight.zero_()
+        self.linear = path
 
     def forward(self, parts: Tensor) -> Tensor:
-        enhanced: Tensor = self.layers(parts.flatten(-2))
-        return enhanced
+        joined = parts.flatten(-2)
+        enhanced: Tensor = self.layers(joined)
+        return enhanced if self.linear is None else enhanced + self.linear(joined)

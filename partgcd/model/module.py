@@ -65,11 +65,15 @@ class DiscoveryModel(nn.Module):
         """h^part [B, D] and part features v [B, K, D] (Eq. 10) of a block's output under maps [B, P, K]."""
         if self.adapter is None:
             raise ValueError("this model was built without parts")
-        weight = None
-        if self.foreground_pooling:
-            weight = (out.attention >= out.attention.mean(dim=1, keepdim=True)).to(out.attention.dtype)
+        weight = self.pooling_weight(out.attention)
         parts = part_features(maps, out.patches, weight, normalise=self.normalise_parts)
         return self.adapter(parts), parts
+
+    def pooling_weight(self, attention: Tensor) -> Tensor | None:
+        """Foreground weights [B, P] of Eq. 10 from class attention [B, P]; None pools all patches alike."""
+        if not self.foreground_pooling:
+            return None
+        return (attention >= attention.mean(dim=1, keepdim=True)).to(attention.dtype)
 
     def trainable_state(self) -> dict[str, Tensor]:
         """Every trained tensor by name; the frozen trunk is not among them."""

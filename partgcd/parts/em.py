@@ -1,10 +1,9 @@
 """Expectation maximisation of the part mixtures of all classes at once (Eq. 7-8).
 
 Patches arrive flat, class after class. Classes of similar size form a group that fits a memory budget; a
-group is cut into tiles of at most `TILE` patches, stored as [x, x^2] around its class mean, and the two
-products of an iteration run over tiles that are still in the cache. All iterations of a group are done before
-the next one starts. A class too large for the budget passes through it tile by tile, so memory does not
-depend on the longest class.
+group is cut into tiles of at most `TILE` patches, stored as [x, x^2] around its class mean. All iterations of
+a group are done before the next one starts. A class too large for the budget passes through it tile by tile,
+so memory does not depend on the longest class.
 
 Sums are around the class mean, where float32 has the digits that a variance needs; what is added up over the
 batches of a large class, and the log-likelihood, is float64.
@@ -33,13 +32,12 @@ PADDING = 0.25
 """Largest share of padded rows a class may have in its group."""
 
 WEIGHT_FLOOR = 1e-6
-"""Smallest weight of a component. The weights are the best ones that keep it: likelihood still never
-falls."""
+"""Smallest weight of a component. The weights are the best that keep it: likelihood still never falls."""
 
 DEAD = 1e-3
 """A component that owns fewer patches than this keeps its mean and variance: its slot may be needed again."""
 
-CPU_BUDGET = 2**23
+CPU_BUDGET = 3 * 2**22
 GPU_BUDGET = 2**29
 
 
@@ -62,8 +60,7 @@ class EMResult:
 
 @dataclass(frozen=True)
 class _Group:
-    """Classes fitted together. ``spans`` are (offset, size) of their patches; each has tiles x rows
-    places."""
+    """Classes fitted together: ``spans`` are (offset, size) of their patches; each has tiles x rows places."""
 
     classes: list[int]
     spans: list[tuple[int, int]]
@@ -108,7 +105,7 @@ def _stack(
     mask = None
     if min(filled) < tiles * rows:
         count = torch.tensor(filled, device=z.device).view(-1, 1)
-        mask = (torch.arange(tiles * rows, device=z.device) < count).to(z.dtype).view(-1, 1, rows)
+        mask = (torch.arange(tiles * rows, device=z.device) < count).view(-1, 1, rows)
     return z.view(-1, rows, 2 * d), mask
 
 
@@ -117,24 +114,26 @@ def _expect(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One pass over tiles: E step and the sums of the M step.
 
-    Shape: z [G * T, rows, 2 d], weight [G, K, 2 d], constant [G, K] -> owned patches [G, K], sums of x and
-    x^2 [G, K, 2 d], log-likelihood [G] (float64); all summed over the tiles of a class.
+    Shape: z [G * T, rows, 2 d], weight [G, K, 2 d], constant [G, K] -> owned patches [G, K], sums of x and x^2
+    [G, K, 2 d], log-likelihood [G] (float64); all summed over the tiles of a class.
     """
     groups, k, width = weight.shape
-    tiles = z.shape[0] // groups
-    weight = weight.unsqueeze(1).expand(groups, tiles, k, width).reshape(-1, k, width)
-    constant = constant.unsqueeze(1).expand(groups, tiles, k).reshape(-1, k, 1)
+    total, rows, _ = z.shape
+    tiles = total // groups
+    weight = weight.unsqueeze(1).expand(groups, tiles, k, width).reshape(total, k, width)
+    constant = constant.unsqueeze(1).expand(groups, tiles, k).reshape(total, k, 1)
     # components x patches, not patches x components: the softmax then runs along whole vectors of patches
     logits = torch.baddbmm(constant, weight, z.transpose(1, 2))
     share = torch.softmax(logits, dim=1)
+    if mask is not None:
+        share.mul_(mask)
+    sums = torch.bmm(share, z)
     # log sum exp = largest term - log(its share); the largest share is at least 1/K, so this is stable
     log_likelihood = logits.amax(1).sub_(share.amax(1).log_())
     if mask is not None:
-        share = share.mul_(mask)
-        log_likelihood.mul_(mask.squeeze(1))
-    sums = torch.bmm(share, z)
+        log_likelihood.masked_fill_(~mask.squeeze(1), 0.0)
     return (
-        share.sum(-1).view(groups, tiles, k).sum(1),
+        share.view(groups, tiles, k, rows).sum((1, 3)),
         sums.view(groups, tiles, k, width).sum(1),
         log_likelihood.view(groups, -1).sum(1, dtype=torch.float64),
     )
@@ -151,9 +150,8 @@ def _coefficients(mixture: Mixture) -> tuple[Tensor, Tensor]:
     return torch.cat([linear, precision.mul_(-0.5)], dim=-1), constant
 
 
-def _weights(owned: Tensor, n: Tensor) -> Tensor:
-    """The most likely component weights that are at least WEIGHT_FLOOR. Shape: [G, K], [G, 1] -> [G, K]."""
-    pi = owned / n
+def _floored(pi: Tensor) -> Tensor:
+    """The most likely component weights that are at least WEIGHT_FLOOR. Shape: [G, K] -> [G, K]."""
     small = pi < WEIGHT_FLOOR
     rest = torch.where(small, torch.zeros_like(pi), pi)
     scale = (1.0 - WEIGHT_FLOOR * small.sum(-1, keepdim=True)) / rest.sum(-1, keepdim=True)
@@ -172,13 +170,12 @@ def _maximise(
     """M step, or with a prior its MAP adaptation (Reynolds et al. 2000). All around the class centre."""
     d = old.dims
     moments = sums / owned.clamp_min(DEAD).unsqueeze(-1)
+    pi = owned / n
     mu = moments[..., :d]
     var = torch.addcmul(moments[..., d:], mu, mu, value=-1.0)
-    alive = owned >= DEAD
-    if not bool(alive.all()):
-        mu = torch.where(alive.unsqueeze(-1), mu, old.mu)
-        var = torch.where(alive.unsqueeze(-1), var, old.var)
-    pi = _weights(owned, n)
+    if bool((owned < (n * WEIGHT_FLOOR).clamp_min(DEAD)).any()):
+        alive = (owned >= DEAD).unsqueeze(-1)
+        mu, var, pi = torch.where(alive, mu, old.mu), torch.where(alive, var, old.var), _floored(pi)
     if prior is not None and strength > 0.0:
         own = (owned / (owned + strength)).unsqueeze(-1)
         gap = mu - prior.mu
@@ -286,7 +283,7 @@ def fit_mixtures(
         variance_floor: smallest variance, above 0; a number or [d].
         prior: [K] or [C, K], e.g. the mixture shared by all classes.
         prior_strength: relevance factor r in patches, 0 (no prior, the paper) or more; infinity is the prior.
-        memory_budget: bytes of working memory for patches (a thread); None is 8 MiB (CPU) or 512 MiB (GPU).
+        memory_budget: bytes of working memory for patches (a thread); None is 12 MiB (CPU) or 512 MiB (GPU).
 
     Raises:
         ValueError: shapes or values that contradict each other.

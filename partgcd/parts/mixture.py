@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -89,7 +91,9 @@ def kmeans(
     Shape: points [n, d], n >= clusters -> centres [clusters, d], label of each point [n].
     """
     model = KMeans(clusters, n_init=1, max_iter=iterations, random_state=seed)
-    labels = model.fit_predict(np.ascontiguousarray(points, dtype=np.float64))
+    with warnings.catch_warnings():  # fewer distinct points than clusters: then some clusters stay empty
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        labels = model.fit_predict(np.ascontiguousarray(points, dtype=np.float64))
     return np.asarray(model.cluster_centers_, dtype=np.float64), np.asarray(labels, dtype=np.int64)
 
 

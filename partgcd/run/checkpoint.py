@@ -38,7 +38,10 @@ class State:
 
 
 def save_checkpoint(folder: Path, state: State, settings: Settings, keep: int = 2) -> Path:
-    """Write ``state`` below ``folder`` atomically and drop all but the ``keep`` newest."""
+    """Write ``state`` below ``folder`` atomically and drop all but the ``keep`` newest.
+
+    Checkpoints of a later moment go too: a fit that stands before them passed them over as damaged.
+    """
     target = folder / f"epoch-{state.epoch:05d}-step-{state.step:06d}"
     temporary = folder / f".{target.name}.{os.getpid()}.tmp"
     with disk_errors(target):
@@ -57,8 +60,10 @@ def save_checkpoint(folder: Path, state: State, settings: Settings, keep: int = 
         if target.exists():
             shutil.rmtree(target)
         temporary.replace(target)
-        for old in list_checkpoints(folder)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        whole = list_checkpoints(folder)
+        here = whole.index(target) + 1
+        for other in [*whole[: max(here - keep, 0)], *whole[here:]]:
+            shutil.rmtree(other, ignore_errors=True)
     return target
 
 

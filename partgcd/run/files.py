@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +18,10 @@ from partgcd.config.errors import UserError
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into one line.
+    """Turn a full or read-only disk, or a path that can't be one, into one line.
 
     Raises:
-        UserError: code 1, naming the path.
+        UserError: code 1 for the disk, 2 for the path, which is named.
     """
     try:
         yield
@@ -31,6 +32,8 @@ def disk_errors(path: Path) -> Iterator[None]:
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise UserError(f"not allowed to write '{path}': choose another --out", 1) from error
+        if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP):
+            raise UserError(f"can't write '{path}' ({error.strerror}): choose another --out") from error
         raise
 
 
@@ -47,6 +50,18 @@ def write_bytes(path: Path, data: bytes) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether `write_bytes` gives a file this name while it writes."""
+    return re.fullmatch(r"\..+\.\d+\.tmp", name, re.DOTALL) is not None
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed processes left half written in ``folder``; only for who alone writes there."""
+    for path in folder.glob(".*.tmp"):
+        if is_temporary(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import json
 import os
@@ -9,6 +11,8 @@ import secrets
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +25,15 @@ from partgcd import __version__
 from partgcd.config.errors import UserError
 from partgcd.config.load import differing_keys, load_settings, to_yaml
 from partgcd.config.tree import Settings
-from partgcd.run.files import disk_errors, read_json, write_bytes, write_json, write_text
+from partgcd.run.files import (
+    disk_errors,
+    is_temporary,
+    read_json,
+    remove_temporaries,
+    write_bytes,
+    write_json,
+    write_text,
+)
 
 _PACKAGES = (
     "torch",
@@ -71,15 +83,12 @@ class RunFolder:
             UserError: the folder holds a run (naming the keys that differ) or other files.
         """
         run = cls(path)
-        if run.record.exists():
-            raise UserError(f"'{path}' already holds a run{_difference(run, settings)}: --resume '{path}' continues it, "
-                            "another --out begins a new one")  # fmt: skip
-        with disk_errors(path):
-            if path.exists() and not path.is_dir():
-                raise UserError(f"--out '{path}' is a file: name a folder")
-            if path.is_dir() and any(entry.name != "config.yaml" for entry in path.iterdir()):
-                raise UserError(f"--out '{path}' is not empty and holds no run: choose a new folder")
-            path.mkdir(parents=True, exist_ok=True)
+        if is_there(run.record):
+            raise UserError(
+                f"'{path}' already holds a run{_difference(run, settings)}: --resume '{path}' continues it, "
+                "another --out begins a new one"
+            )
+        make_folder(path)
         write_text(run.config, to_yaml(settings))
         write_json(run.record, {
             "id": new_run_id(),
@@ -104,9 +113,37 @@ class RunFolder:
             UserError: there is none at ``path``.
         """
         run = cls(path)
-        if not run.record.exists():
+        if not is_there(run.record):
             raise UserError(f"no run in '{path}': a run folder holds run.json")
         return run
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Inside: no other process works on this run, and what a killed one left half written is gone.
+
+        The claim is a lock on the folder itself, which the system drops when its holder ends in whatever way.
+
+        Raises:
+            UserError: another process works on this run.
+        """
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"another process works on the run in '{self.path}': wait for it, or stop it first", 1
+                ) from error
+            except OSError as error:
+                # Some network disks know no locks: the run goes on without, and leaves strange files alone.
+                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                    raise
+            else:
+                for folder in (self.path, self.epochs, self.cache):
+                    remove_temporaries(folder)
+            yield
+        finally:
+            os.close(handle)
 
     def settings(self) -> Settings:
         """The resolved settings the run was begun with."""
@@ -141,9 +178,12 @@ class RunFolder:
     def save_epoch(self, after: int, **arrays: NDArray[Any]) -> None:
         """Write ``epochs/epoch-NNNN.npz``: how things stood after ``after`` epochs."""
         buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(buffer, "w") as archive:
             for name, value in arrays.items():
-                with archive.open(f"{name}.npy", "w") as stream:
+                # Named by a ZipInfo the entry carries no clock time: equal arrays make equal files.
+                entry = zipfile.ZipInfo(f"{name}.npy")
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                with archive.open(entry, "w") as stream:
                     np.lib.format.write_array(stream, np.asanyarray(value), allow_pickle=False)
         write_bytes(self.epochs / f"epoch-{after:04d}.npz", buffer.getvalue())
 
@@ -161,6 +201,23 @@ class RunFolder:
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
 
+def make_folder(path: Path) -> None:
+    """Make ``path``, which may hold no more than what a start leaves that was killed before its record.
+
+    Raises:
+        UserError: it is a file, or it holds something else.
+    """
+    with disk_errors(path):
+        if path.exists() and not path.is_dir():
+            raise UserError(f"--out '{path}' is a file: name a folder")
+        if path.is_dir() and any(
+            entry.name != "config.yaml" and not is_temporary(entry.name) for entry in path.iterdir()
+        ):
+            raise UserError(f"--out '{path}' is not empty and holds no run: choose a new folder")
+        path.mkdir(parents=True, exist_ok=True)
+        remove_temporaries(path)
+
+
 def find_run(name: str, runs: Path = Path("runs")) -> Path:
     """The folder of ``--resume NAME``: a path, or the id or folder name of a run below ``runs``.
 
@@ -168,13 +225,13 @@ def find_run(name: str, runs: Path = Path("runs")) -> Path:
         UserError: nothing there; the ids that are there are listed.
     """
     direct = Path(name)
-    if (direct / "run.json").exists():
+    if is_there(direct / "run.json"):
         return direct
     known = {}
     for record in sorted(runs.glob("*/run.json")):
         try:
             known[str(read_json(record)["id"])] = record.parent
-        except (UserError, KeyError):
+        except (UserError, KeyError, TypeError):
             continue
         if record.parent.name == name:
             return record.parent
@@ -182,6 +239,14 @@ def find_run(name: str, runs: Path = Path("runs")) -> Path:
         return known[name]
     listed = f"known here: {', '.join(list(known)[-5:])}" if known else f"'{runs}' holds no runs"
     raise UserError(f"no run '{name}' to resume; {listed}")
+
+
+def is_there(path: Path) -> bool:
+    """Whether ``path`` exists; a name that no file can have does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def new_run_id() -> str:

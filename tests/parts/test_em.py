@@ -206,6 +206,22 @@ def test_equal_calls_give_equal_bits() -> None:
     assert torch.equal(a.mixture.mu, b.mixture.mu) and torch.equal(a.mixture.var, b.mixture.var)
 
 
+def test_the_number_of_threads_changes_nothing_and_is_left_alone() -> None:
+    x, n, start = blobs([300, 41, 90, 2000], 4, 24)
+    before = torch.get_num_threads()
+    fits = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            fits.append(fit_mixtures(x, n, start, 6, 1e-4, FLOOR, memory_budget=2**17))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for other in fits[1:]:
+        assert torch.equal(fits[0].mixture.mu, other.mixture.mu)
+        assert torch.equal(fits[0].log_likelihood, other.log_likelihood)
+
+
 def test_autocast_does_not_reach_the_fit() -> None:
     x, n, start = blobs([300], 3, 32)
     plain = fit_mixtures(x, n, start, 4, -math.inf, FLOOR)

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partgcd.config.errors import UserError
+from partgcd.config.tree import Settings
+from partgcd.discovery import fit as fitting
+from partgcd.discovery.discover import build_catalog
+from partgcd.discovery.fit import class_sizes, fit, learning_rate
+from partgcd.discovery.step import StepLoss
+from partgcd.run.checkpoint import list_checkpoints
+from partgcd.run.folder import RunFolder
+from partgcd.run.world import Interrupted, SoloWorld
+
+SettingsOf = Callable[..., Settings]
+RunOf = Callable[..., RunFolder]
+
+
+def world_for(path: Path, data: Path, settings: Settings) -> SoloWorld:
+    run = RunFolder.create(path, settings, data, {"protocol": None, "split": None})
+    return SoloWorld(run, torch.device("cpu"))
+
+
+@given(epochs=st.integers(1, 300), peak=st.floats(1e-4, 1.0), floor=st.floats(0.0, 1.0))
+def test_the_step_size_falls_from_its_peak_to_its_floor(epochs: int, peak: float, floor: float) -> None:
+    rates = [learning_rate(epoch, epochs, peak, floor) for epoch in range(1, epochs + 2)]
+    assert rates[0] == pytest.approx(peak)
+    assert rates[-1] == pytest.approx(peak * floor)  # where an epoch after the last would stand
+    assert all(one >= other - 1e-12 for one, other in pairwise(rates))
+    if epochs % 2 == 0:
+        assert rates[epochs // 2] == pytest.approx(peak * (1 + floor) / 2)
+
+
+def test_class_sizes_count_the_empty_ones_and_how_even_the_rest_is() -> None:
+    sizes = class_sizes(torch.tensor([0, 0, 0, 1]), 4)
+    assert (sizes["largest"], sizes["smallest"], sizes["empty"]) == (3, 0, 2)
+    wanted = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) / math.log(4)
+    assert sizes["entropy"] == pytest.approx(wanted)
+    assert class_sizes(torch.arange(4), 4)["entropy"] == pytest.approx(1.0)
+    assert class_sizes(torch.zeros(4, dtype=torch.long), 4)["entropy"] == 0.0
+
+
+def test_loss_goes_down_and_labelled_images_are_learnt(
+    tmp_path: Path, photos: Path, settings_of: SettingsOf
+) -> None:
+    settings = settings_of(
+        "discovery.method=simgcd", "discovery.classes=4", "train.epochs=8", "train.lr=0.02",
+        "discovery.prototype_start=random",
+    )  # fmt: skip
+    world = world_for(tmp_path / "run", photos, settings)
+    catalog = build_catalog(world.folder, settings, world)
+    fitted = fit(settings, catalog, world)
+    lines = world.folder.read_metrics()
+    assert [line["epoch"] for line in lines] == list(range(1, 9))
+    losses = [line["loss"]["cls_supervised"] for line in lines]
+    assert losses[-1] < 0.7 * losses[0]
+    known = catalog.labelled
+    found = fitted.assignment.predicted.numpy()[known]
+    assert (found == catalog.labels[known]).mean() > 0.8
+
+
+def test_every_epoch_leaves_a_line_a_record_and_a_checkpoint(finished: RunFolder) -> None:
+    lines = finished.read_metrics()
+    assert [line["epoch"] for line in lines] == [1, 2]
+    for line in lines:
+        assert set(line) >= {
+            "lr", "alpha", "teacher_temperature", "loss", "seconds", "images_per_second", "peak_memory_mb",
+            "sizes", "gmm_log_likelihood",
+        }  # fmt: skip
+        assert set(line["seconds"]) >= {"refresh", "mixtures", "steps", "epoch"}
+        assert set(line["loss"]) >= {"total", "cls", "rep", "part_cls", "part_rep", "pdr"}
+        assert all(math.isfinite(value) for value in line["loss"].values())
+        assert line["sizes"]["largest"] + line["sizes"]["empty"] <= 36
+    assert "changed" not in lines[0] and 0 <= lines[1]["changed"] <= 1
+    assert [line["lr"] for line in lines] == [learning_rate(epoch, 2, 0.01, 1e-3) for epoch in (1, 2)]
+    assert [epoch for epoch, _ in finished.read_epochs()] == [0, 1, 2]
+    assert [path.name for path in list_checkpoints(finished.checkpoints)] == [
+        "epoch-00002-step-000000", "epoch-00003-step-000000",
+    ]  # fmt: skip
+
+
+def test_the_record_of_an_epoch_covers_every_image(finished: RunFolder) -> None:
+    for _, arrays in finished.read_epochs():
+        assert arrays["predicted"].shape == arrays["assigned"].shape == (36,)
+        assert arrays["predicted"].max() < 4
+        assert arrays["candidate_rows"].shape == arrays["candidate_classes"].shape
+        assert arrays["candidate_rows"].max() < 36
+        assert set(np.unique(arrays["candidate_classes"])) == {0, 1, 2, 3}
+
+
+def test_a_request_to_stop_keeps_what_is_done(tmp_path: Path, photos: Path, settings_of: SettingsOf) -> None:
+    settings = settings_of("discovery.method=simgcd", "discovery.classes=4", "train.epochs=3")
+    world = world_for(tmp_path / "run", photos, settings)
+    catalog = build_catalog(world.folder, settings, world)
+
+    def stop_in_the_second_epoch(phase: str, done: int, total: int, note: str) -> None:
+        if phase == "training" and done == 5:  # three steps an epoch
+            world.stop()
+
+    world._on_progress = stop_in_the_second_epoch
+    with pytest.raises(Interrupted):
+        fit(settings, catalog, world)
+    state = SoloWorld(world.folder, world.device).latest(settings)
+    assert state is not None and (state.epoch, state.step) == (2, 2)
+    assert [line["epoch"] for line in world.folder.read_metrics()] == [1]
+
+
+def test_a_loss_that_is_not_finite_names_its_terms_and_what_to_do(
+    tmp_path: Path, photos: Path, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of("discovery.method=simgcd", "discovery.classes=4", "train.epochs=2")
+    world = world_for(tmp_path / "run", photos, settings)
+    catalog = build_catalog(world.folder, settings, world)
+    real, calls = fitting.step_loss, []
+
+    def spoilt(*what: object) -> StepLoss:
+        calls.append(what)
+        loss = real(*what)  # type: ignore[arg-type]
+        return (
+            loss
+            if len(calls) < 5
+            else StepLoss(loss.total, {**loss.terms, "rep": math.nan, "total": math.nan})
+        )
+
+    monkeypatch.setattr(fitting, "step_loss", spoilt)
+    with pytest.raises(UserError, match=r"epoch 2, step 2 \(rep, total\).*lower train\.lr") as caught:
+        fit(settings, catalog, world)
+    assert caught.value.code == 1
+    state = world.latest(settings)
+    assert state is not None and (state.epoch, state.step) == (2, 0)
+
+
+def test_cached_views_and_fresh_ones_are_other_roads_to_a_run(
+    tmp_path: Path, photos: Path, settings_of: SettingsOf
+) -> None:
+    losses = []
+    for pool in (0, 2):
+        settings = settings_of("discovery.method=simgcd", "discovery.classes=4", f"train.view_pool={pool}")
+        world = world_for(tmp_path / str(pool), photos, settings)
+        fitted = fit(settings, build_catalog(world.folder, settings, world), world)
+        assert (fitted.setup.pool is not None) == bool(pool)
+        losses.append(world.folder.read_metrics()[0]["loss"]["total"])
+    assert losses[0] != losses[1]
