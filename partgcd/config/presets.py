@@ -9,6 +9,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "train.epochs": 200,
         "train.lr": 0.1,
         "train.view_pool": 0,
+        "loss.mean_entropy_weight": 1.0,
         "loss.unsupervised_temperature": 0.07,
         "loss.supervised_temperature": 1.0,
         "parts.projection": 0,
