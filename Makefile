@@ -19,10 +19,11 @@ $(STAMP): pyproject.toml
 
 demo: install
 	$(BIN)/partgcd weights fetch offline/vit-small
-	test -d $(DEMO)/images || $(BIN)/partgcd demo --out $(DEMO)
-	test -f $(DEMO)/run/run.json \
-	  && $(BIN)/partgcd train --resume $(DEMO)/run \
-	  || $(BIN)/partgcd train --data $(DEMO)/images --out $(DEMO)/run --classes 12 --image-size 154 --view-pool 4
+	test -f $(DEMO)/truth.csv || $(BIN)/partgcd demo --out $(DEMO)
+	if test -f $(DEMO)/run/run.json; \
+	  then $(BIN)/partgcd train --resume $(DEMO)/run; \
+	  else $(BIN)/partgcd train --data $(DEMO)/images --out $(DEMO)/run --classes 12 --image-size 154 --view-pool 4; \
+	fi
 	$(BIN)/partgcd evaluate $(DEMO)/run --truth $(DEMO)/truth.csv --masks $(DEMO)/masks
 	@echo "open $(DEMO)/run/report.html"
 
@@ -30,10 +31,13 @@ test: install lint
 	$(BIN)/partgcd weights fetch offline/vit-small
 	$(BIN)/python -m pytest
 
+# Types are checked as installed: only there are cli/, serving/ and training/ inside the package.
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	rm -rf build $(VENV)/typed
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/typed .
+	cd $(VENV) && MYPYPATH=typed bin/mypy --config-file ../pyproject.toml
 
 clean:
 	rm -rf $(VENV) $(DEMO)

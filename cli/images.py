@@ -34,9 +34,9 @@ def inspect(
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder to write; must not exist or be empty.")] = Path(
-        "demo-images"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder to write: new, empty, or of this very field guide.")
+    ] = Path("demo-images"),
     species: Annotated[int, typer.Option(help="Categories.", min=2, max=24)] = 12,
     per_species: Annotated[int, typer.Option(help="Images a category.", min=4, max=2000)] = 40,
     size: Annotated[int, typer.Option(help="Pixels a side.", min=64, max=1024)] = 224,
@@ -47,20 +47,19 @@ def demo(
     Example: partgcd demo --out demo-images, then partgcd train --data demo-images/images
     """
     from partgcd.cli.progress import Progress
-    from partgcd.config.errors import UserError
     from partgcd.data.samples import write_samples
+    from partgcd.run.files import disk_errors
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out '{out}' is not an empty folder: choose a new one")
     progress = Progress()
-    made = write_samples(
-        out,
-        seed,
-        species,
-        per_species,
-        size,
-        progress=lambda done, total: progress.update("drawing", done, total),
-    )
+    with disk_errors(out):
+        made = write_samples(
+            out,
+            seed,
+            species,
+            per_species,
+            size,
+            progress=lambda done, total: progress.update("drawing", done, total),
+        )
     progress.close()
     typer.echo(f"{species} species, {len(made.old)} of them half labelled: {out / 'images'}")
     typer.echo(f"truth: {made.truth}")

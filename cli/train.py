@@ -221,11 +221,14 @@ def _repeat(out: Path, settings: Settings, task: Task | None, repeats: int) -> N
     from partgcd.discovery.summary import summarise_repeats
     from partgcd.discovery.task import Task
     from partgcd.run.files import read_json, write_json, write_text
-    from partgcd.run.folder import RunFolder, make_folder
+    from partgcd.run.folder import RunFolder, is_there, make_folder
 
     record = out / "repeats.json"
     if task is not None:
-        if record.exists() or (out / "run.json").exists():
+        if settings.seed + repeats > 2**31:
+            raise UserError(f"--seed {settings.seed} is too large for {repeats} repeats: give one below "
+                            f"{2**31 - repeats + 1}")  # fmt: skip
+        if is_there(record) or is_there(out / "run.json"):
             raise UserError(
                 f"'{out}' already holds a run: --resume '{out}' continues it, another --out begins a new one"
             )

@@ -39,7 +39,7 @@ class TokenStore:
         folder.mkdir(parents=True, exist_ok=True)
         stamp_file = folder / "stamp.json"
         wanted = {"stamp": stamp, "rows": rows, "slots": slots, "shape": list(shape)}
-        fresh = not stamp_file.exists() or json.loads(stamp_file.read_text()) != wanted
+        fresh = _read(stamp_file) != wanted
         self.rows, self.slots = rows, slots
         chunks = -(-rows // CHUNK)
         full = (rows, slots, *shape)
@@ -90,6 +90,14 @@ class TokenStore:
         free, _ = torch.cuda.mem_get_info(device)
         if self._tokens.nbytes < _RESIDENT_SHARE * free:
             self._resident = torch.from_numpy(np.asarray(self._tokens)).to(device)
+
+
+def _read(stamp: Path) -> Any:
+    """What a stamp says; None where there is none or a kill cut it off."""
+    try:
+        return json.loads(stamp.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _map(file: Path, dtype: type[Any], fresh: bool, shape: tuple[int, ...]) -> NDArray[Any]:

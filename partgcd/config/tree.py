@@ -170,7 +170,8 @@ class PartSettings(Section):
     )
     pdr_temperature: Positive = Field(0.1, description="Temperature of Eq. 11 (paper: none).")
     pdr_positive_in_denominator: bool = Field(
-        True, description="InfoNCE form of Eq. 11, bounded below by 0 (paper: False, which has no lower bound)."
+        True,
+        description="InfoNCE form of Eq. 11, bounded below by 0 (paper: False, which has no lower bound).",
     )
     classification: bool = Field(
         True, description="Classification losses on the part feature (paper's ablation)."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,16 +99,20 @@ class Catalog:
             }
         )
         about = {"root": str(self.root), "label_names": self.label_names, "notes": self.notes}
-        pq.write_table(
-            table.replace_schema_metadata({"partgcd": json.dumps(about)}), folder / "catalog.parquet"
-        )
         write_quarantine(folder / "quarantine.csv", self.broken)
         _write_rows(
             folder / "duplicates.csv",
             ("path", "same_as"),
             [(each.path, each.same_as) for each in self.duplicates],
         )
-        return folder / "catalog.parquet"
+        # Last and in one step: a folder with a catalog.parquet has the whole catalog, whenever a kill came.
+        target, temporary = folder / "catalog.parquet", folder / f".catalog.parquet.{os.getpid()}.tmp"
+        try:
+            pq.write_table(table.replace_schema_metadata({"partgcd": json.dumps(about)}), temporary)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return target
 
     @classmethod
     def load(cls, folder: Path) -> Catalog:

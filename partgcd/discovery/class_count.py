@@ -1,8 +1,9 @@
 """A first estimate of how many categories a folder holds.
 
 k-means over the frozen class tokens for a range of k. With labels, the k is taken at which labelled images
-cluster best by class (the search of Vaze et al., CVPR 2022, by the same clustering accuracy); without, the
-k of the best silhouette.
+cluster best by class (the search of Vaze et al., CVPR 2022, by the same clustering accuracy), and of equally
+good ones that of the best silhouette over all images: labels alone cannot tell how many unlabelled groups were
+merged. Without labels, the k of the best silhouette.
 """
 
 from __future__ import annotations
@@ -44,17 +45,13 @@ def estimate_classes(
     low = max(old, 2)
     high = max(low + 1, min(largest, len(features) // 4, max(4 * old, 50)))
     scores: dict[int, float] = {}
+    silhouettes: dict[int, float] = {}
 
     def score(k: int) -> float:
         if k not in scores:
             found = KMeans(k, n_init=2, max_iter=60, random_state=seed).fit_predict(features)
-            if known.any():
-                scores[k] = clustering_accuracy(labels[known], found[known])
-            elif len(np.unique(found)) < 2:
-                scores[k] = -1.0
-            else:
-                few = min(2000, len(features))
-                scores[k] = float(silhouette_score(features, found, sample_size=few, random_state=seed))
+            silhouettes[k] = _silhouette(features, found, seed)
+            scores[k] = clustering_accuracy(labels[known], found[known]) if known.any() else silhouettes[k]
         return scores[k]
 
     # Coarse to fine: the curve is noisy, so a neighbourhood of the best is searched, not one point.
@@ -62,7 +59,7 @@ def estimate_classes(
     for k in grid:
         score(int(k))
     while True:
-        best = max(scores, key=lambda k: (scores[k], -k))
+        best = max(scores, key=lambda k: (scores[k], silhouettes[k], -k))
         tried = sorted(scores)
         at = tried.index(best)
         around = [(tried[i] + best) // 2 for i in (at - 1, at + 1) if 0 <= i < len(tried)]
@@ -73,3 +70,11 @@ def estimate_classes(
             score(k)
     by = "labelled accuracy over k-means" if known.any() else "silhouette over k-means"
     return ClassCount(int(best), dict(sorted(scores.items())), by, time.perf_counter() - began)
+
+
+def _silhouette(features: NDArray[np.float32], found: NDArray[np.int32], seed: int) -> float:
+    """Mean silhouette of up to 2000 images, -1 (the worst) where it is not defined."""
+    few = min(2000, len(features))
+    if not 2 <= len(np.unique(found)) < few:
+        return -1.0
+    return float(silhouette_score(features, found, sample_size=few, random_state=seed))

@@ -75,7 +75,7 @@ def fit(settings: Settings, catalog: Catalog, world: World) -> Fitted:
     for number in range(first, train.epochs + 1):
         began = time.perf_counter()
         seconds: dict[str, float] = {}
-        _fill_pool(setup, catalog, number, settings, world)
+        fill_pool(setup, catalog, number, settings, world)
         if epoch is None or epoch.step == 0 or epoch.number != number:
             previous = epoch.predicted if epoch is not None else None
             epoch = _refresh(setup, bank, settings, world, number, previous)
@@ -211,7 +211,8 @@ def view_tokens(
     return tokens.float()
 
 
-def _fill_pool(setup: Setup, catalog: Catalog, epoch: int, settings: Settings, world: World) -> None:
+def fill_pool(setup: Setup, catalog: Catalog, epoch: int, settings: Settings, world: World) -> None:
+    """Bring the pool of cached views to the generation of ``epoch``; nothing to do without a pool."""
     if setup.pool is None:
         return
     wanted = generations(epoch, setup.pool.slots, setup.pool.rows, settings.train.pool_refresh)

@@ -17,7 +17,7 @@ from partgcd.discovery.classes import ClassRecord, describe_classes
 from partgcd.discovery.fit import Fitted
 from partgcd.discovery.predict import predict
 from partgcd.discovery.refresh import BATCH
-from partgcd.run.files import write_bytes, write_csv, write_json
+from partgcd.run.files import read_json, write_bytes, write_csv, write_json
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import World
 
@@ -137,6 +137,13 @@ def _write_predictions(
 
 def _half(values: NDArray[np.float32] | None) -> NDArray[np.float16] | None:
     return None if values is None else values.astype(np.float16)
+
+
+def predicted_classes(run: RunFolder, images: int) -> NDArray[np.int64]:
+    """Class index of each of a finished run's ``images`` images, from its predictions."""
+    by_id = {record["id"]: int(record["index"]) for record in read_json(run.classes)}
+    ids = pq.read_table(run.predictions, columns=["class_id"])["class_id"].to_pylist()[:images]
+    return np.array([by_id[name] for name in ids], dtype=np.int64)
 
 
 def _rounded(values: NDArray[np.float32]) -> list[object]:

@@ -201,8 +201,9 @@ def _parts(
     write_bytes(kept, save({name: value.cpu().contiguous() for name, value in tensors.items()}))
     silhouettes: dict[str, Any] = {str(k): round(value, 5) for k, value in made.silhouettes.items()}
     count = int(shared.mu.shape[0])
-    write_json(record, {"classes": classes, "parts": count, "silhouettes": silhouettes})
+    # run.json first: parts.json says that all of this is done.
     world.folder.update(parts={"count": count, "silhouettes": silhouettes, "seconds": round(made.seconds, 2)})
+    write_json(record, {"classes": classes, "parts": count, "silhouettes": silhouettes})
     return made.projection, made.bank
 
 

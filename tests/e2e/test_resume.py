@@ -13,6 +13,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -132,38 +133,34 @@ def go_on(partgcd: Any, case: Case, out: Path, **how: Any) -> Any:
     return partgcd("train", *case.argv, "--out", out, **how)
 
 
-def stage(run: Path) -> str:
-    """How far a run came."""
-    marks = ["report.html", "summary.json", "features.safetensors", "checkpoints", "cache/parts.json", "cache",
-             "catalog.parquet", "store", "run.json"]  # fmt: skip
-    return next((mark for mark in marks if (run / mark).exists()), "nothing")
-
-
 @pytest.mark.parametrize("name", ["pool", "fresh"])
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
     name: str, cases: Any, partgcd: Any, tmp_path: Path
 ) -> None:
-    case, rng, kills = cases(name), random.Random(name), KILLS // 2
-    moments = [(place + rng.random()) / kills * case.seconds for place in range(kills)]
-    rng.shuffle(moments)
-    stages = set()
-    while moments:
-        out = tmp_path / f"killed {len(moments)}"
-        first = True
+    case, rng = cases(name), random.Random(name)
+    chains = KILLS // 4
+    kills, before, after = 0, 0, 0
+    for chain in count():
+        if chain >= chains and kills >= KILLS // 2:
+            break
+        out = tmp_path / f"killed {chain}"
+        # First kills are spread evenly over a run's life, the kills of its resumptions fall anywhere.
+        moment = (chain % chains + rng.random()) / chains * case.seconds
         while True:
-            killer = {"send": signal.SIGKILL, "after": moments[-1]} if moments else {}
-            ended = go_on(partgcd, case, out, **killer)
+            ended = go_on(partgcd, case, out, send=signal.SIGKILL, after=moment)
             if ended.code == 0:
                 break
             assert ended.code == -signal.SIGKILL, ended.err
-            moments.pop()
-            stages.add(stage(out))
-            first = False
+            kills += 1
+            if (out / "checkpoints").exists():
+                after += 1
+            else:
+                before += 1
+            # At least one more kill for each run; then until it is through.
+            moment = rng.random() * case.seconds * (0.3 if kills < 2 * (chain + 1) else 1.0)
         assert_same(out, case.whole)
         shutil.rmtree(out)
-        if first and moments:  # too late even for a whole run: the machine has become faster
-            moments[-1] *= 0.9
-    assert len(stages) >= 3, stages
+    assert before and after, (before, after)
 
 
 @pytest.mark.parametrize(
