@@ -6,6 +6,7 @@ Heavy imports happen inside commands, so that --help answers at once.
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import typer
@@ -54,3 +55,8 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        typer.echo("partgcd: the disk is full: free some space, then --resume the run", err=True)
+        sys.exit(1)

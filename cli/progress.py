@@ -24,7 +24,7 @@ class Progress:
 
     def update(self, phase: str, done: int, total: int, note: str = "") -> None:
         """``done`` of ``total`` units of ``phase`` are finished."""
-        if total <= 0:
+        if total <= 0 or (total == 1 and done == 1):
             return
         now = time.monotonic()
         if phase != self._phase:
@@ -47,6 +47,8 @@ class Progress:
             text = f"{phase:<10} {bar} {100 * share:3.0f}%{left} {note}"
             self._write("\r" + text.ljust(self._width))
             self._width = len(text)
+        elif total == 1:
+            self._write(f"{phase}\n")
         else:
             self._write(f"{phase} {done}/{total} ({100 * share:.0f}%){left} {note}".rstrip() + "\n")
 

@@ -85,6 +85,8 @@ def train(
         "seed": seed,
     }
     if resume is not None:
+        if out is not None or repeats > 1:
+            raise UserError("--resume goes on in the run's own folder: drop --out and --repeats")
         folder, settings = _open_for_resume(resume)
         given = {key: value for key, value in flags.items() if value is not None}
         if given or config is not None or assign or preset is not None:
@@ -116,8 +118,9 @@ def train(
         return
     from partgcd.run.folder import RunFolder, new_run_id
 
-    path = out if out is not None else Path("runs") / new_run_id()
-    _one(RunFolder.create(path, settings, data, task.request()), settings)
+    run_id = new_run_id()
+    path = out if out is not None else Path("runs") / run_id
+    _one(RunFolder.create(path, settings, data, task.request(), run_id), settings)
 
 
 def _run_folder(path: Path) -> RunFolder:

@@ -7,6 +7,7 @@ image is the optional approximation of fresh views; a share of it can be renewed
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,14 @@ def _read(stamp: Path) -> Any:
 
 
 def _map(file: Path, dtype: type[Any], fresh: bool, shape: tuple[int, ...]) -> NDArray[Any]:
-    return np.memmap(file, dtype=dtype, mode="w+" if fresh else "r+", shape=shape)
+    if fresh:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        with file.open("wb") as stream:
+            stream.truncate(size)
+            # A sparse file on a full disk would end the process at a write, with no error to catch.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(stream.fileno(), 0, size)
+    return np.memmap(file, dtype=dtype, mode="r+", shape=shape)
 
 
 def generations(epoch: int, slots: int, rows: int, share: float) -> NDArray[np.int64]:

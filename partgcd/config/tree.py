@@ -63,11 +63,10 @@ class TrainSettings(Section):
     )
     momentum: float = Field(0.9, ge=0.0, lt=1.0, description="SGD momentum (paper: 0.9).")
     weight_decay: float = Field(5e-5, ge=0.0, description="On weight matrices only (paper: 5e-5).")
-    view_pool: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="Cached views an image; 0 draws fresh views for every step (exact, slower).",
+    view_pool: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
+        "auto",
+        description="Cached views an image; 0 draws fresh views for every step (exact, slower); "
+        "'auto' is 0 on a GPU and 4 on a CPU.",
     )
     pool_refresh: Share = Field(
         0.0, description="Share of the cached views renewed at every epoch after the first."

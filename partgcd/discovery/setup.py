@@ -30,6 +30,10 @@ from partgcd.run.files import read_json, write_bytes, write_json
 from partgcd.run.world import Interrupted, World
 
 
+_CPU_POOL = 4
+"""Cached views an image where fresh ones would take most of a step."""
+
+
 @dataclass
 class Setup:
     """What the fit loop works on.
@@ -128,9 +132,11 @@ def prepare(settings: Settings, catalog: Catalog, world: World) -> Setup:
         )
     model = world.wrap(model)
     pool = None
-    if settings.train.view_pool:
-        stamp = f"{base.stamp}:{settings.seed}"
-        pool = _token_store(world, "pool", base.backbone, len(catalog), settings.train.view_pool, stamp)
+    views = settings.train.view_pool
+    if views == "auto":
+        views = 0 if world.device.type == "cuda" else _CPU_POOL
+    if views:
+        pool = _token_store(world, "pool", base.backbone, len(catalog), views, f"{base.stamp}:{settings.seed}")
     trained = [value for value in model.parameters() if value.requires_grad]
     return Setup(
         settings, model, base.pixels, base.evaluation, pool, labels, old, classes, projection, bank,

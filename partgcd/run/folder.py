@@ -70,7 +70,9 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
 
     @classmethod
-    def create(cls, path: Path, settings: Settings, data: Path, request: dict[str, Any]) -> RunFolder:
+    def create(
+        cls, path: Path, settings: Settings, data: Path, request: dict[str, Any], run_id: str | None = None
+    ) -> RunFolder:
         """Begin a run in ``path``, which must not hold one.
 
         Args:
@@ -78,6 +80,7 @@ class RunFolder:
             settings: the resolved tree, written to config.yaml.
             data: what ``--data`` named; kept absolute so that a resume works from anywhere.
             request: what else decides the run's catalog (protocol, split file).
+            run_id: unique; minted here if not given.
 
         Raises:
             UserError: the folder holds a run (naming the keys that differ) or other files.
@@ -91,7 +94,7 @@ class RunFolder:
         make_folder(path)
         write_text(run.config, to_yaml(settings))
         write_json(run.record, {
-            "id": new_run_id(),
+            "id": run_id or new_run_id(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "status": "begun",
             "partgcd": __version__,

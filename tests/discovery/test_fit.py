@@ -4,18 +4,21 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
 from partgcd.discovery import fit as fitting
 from partgcd.discovery.discover import build_catalog
 from partgcd.discovery.fit import class_sizes, fit, learning_rate
+from partgcd.discovery.sampler import epoch_batches
 from partgcd.discovery.step import StepLoss
 from partgcd.run.checkpoint import list_checkpoints
 from partgcd.run.folder import RunFolder
@@ -95,6 +98,31 @@ def test_the_record_of_an_epoch_covers_every_image(finished: RunFolder) -> None:
         assert arrays["candidate_rows"].shape == arrays["candidate_classes"].shape
         assert arrays["candidate_rows"].max() < 36
         assert set(np.unique(arrays["candidate_classes"])) == {0, 1, 2, 3}
+
+
+def test_every_epoch_draws_its_own_batches_and_views(
+    tmp_path: Path, photos: Path, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(
+        "discovery.method=simgcd", "discovery.classes=4", "train.epochs=2", "train.view_pool=0", "seed=3"
+    )
+    world = world_for(tmp_path / "run", photos, settings)
+    catalog = build_catalog(world.folder, settings, world)
+    rows, crops, real = [], [], fitting.random_crops
+
+    def watch(seed: int, epoch: int, step: int, keys: NDArray[np.uint64], view: int, *more: Any) -> Any:
+        assert seed == 3
+        found = real(seed, epoch, step, keys, view, *more)
+        if view == 0:
+            rows.append([catalog.keys.tolist().index(key) for key in keys.tolist()])
+        crops.append((found.top.tolist(), found.left.tolist(), found.flip.tolist()))
+        return found
+
+    monkeypatch.setattr(fitting, "random_crops", watch)
+    fit(settings, catalog, world)
+    wanted = [epoch_batches(catalog.labelled, 12, 3, epoch).tolist() for epoch in (1, 2)]
+    assert rows == wanted[0] + wanted[1] and wanted[0] != wanted[1]
+    assert len(crops) == 12 and all(crops.count(each) == 1 for each in crops)
 
 
 def test_a_request_to_stop_keeps_what_is_done(tmp_path: Path, photos: Path, settings_of: SettingsOf) -> None:
