@@ -85,12 +85,12 @@ def train(
         "seed": seed,
     }
     if resume is not None:
-        if out is not None or repeats > 1:
-            raise UserError("--resume goes on in the run's own folder: drop --out and --repeats")
+        if out is not None or repeats > 1 or preset is not None:
+            raise UserError("--resume goes on in the run's own folder: drop --out, --repeats and --preset")
         folder, settings = _open_for_resume(resume)
         given = {key: value for key, value in flags.items() if value is not None}
-        if given or config is not None or assign or preset is not None:
-            merged = load_settings(preset or "default", config or folder / "config.yaml", assign, flags)
+        if given or config is not None or assign:
+            merged = load_settings("default", config or folder / "config.yaml", assign, flags)
             differing = differing_keys(settings, merged)
             if differing:
                 raise UserError(
@@ -162,6 +162,7 @@ def _check_same_task(folder: Path, data: Path | None, protocol: str | None, spli
 def _one(run: RunFolder, settings: Settings, whole: Path | None = None) -> dict[str, Any]:
     """Begin or go on with one run, of which ``whole`` may hold several; prints what came out."""
     from partgcd.cli.progress import Progress
+    from partgcd.config.errors import UserError
 
     progress = Progress()
     progress.line(f"run {run.info()['id']} in {run.path}")
@@ -174,6 +175,9 @@ def _one(run: RunFolder, settings: Settings, whole: Path | None = None) -> dict[
             name = shlex.quote(str(whole or run.path))
             typer.echo(f"interrupted; go on with: partgcd train --resume {name}", err=True)
             raise typer.Exit(130) from None
+        except UserError:
+            run.refuse()
+            raise
         finally:
             progress.close()
     _print_summary(summary, run)

@@ -17,7 +17,6 @@ PRESETS: dict[str, dict[str, object]] = {
         "parts.foreground_pooling": False,
         "parts.prior_strength": 0.0,
         "parts.assignment_of_labelled": "label",
-        "parts.normalise_objective": False,
         "parts.pdr_positive_in_denominator": False,
         "parts.pdr_temperature": 1.0,
         "parts.adapter_start": "random",

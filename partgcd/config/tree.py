@@ -57,9 +57,12 @@ class BackboneSettings(Section):
 class TrainSettings(Section):
     epochs: int = Field(20, ge=1, description="Passes over as many images as the catalog holds (paper: 200).")
     batch_size: int = Field(128, ge=2, description="Images a step, each in two views (paper: 128).")
-    lr: Positive = Field(0.1, description="Peak SGD step size (paper: 0.1).")
+    lr: Positive = Field(0.03, description="Peak SGD step size (paper: 0.1).")
     lr_floor: Share = Field(
         1e-3, description="Last step size as a share of the peak, cosine per epoch (paper: 1e-3)."
+    )
+    lr_warmup: Share = Field(
+        0.0, description="Share of the epochs over which the step size rises linearly from 0 (paper: none)."
     )
     momentum: float = Field(0.9, ge=0.0, lt=1.0, description="SGD momentum (paper: 0.9).")
     weight_decay: float = Field(5e-5, ge=0.0, description="On weight matrices only (paper: 5e-5).")
@@ -115,9 +118,6 @@ class PartSettings(Section):
     silhouette_patches: int = Field(2000, ge=50, description="Patches a class that the silhouette samples.")
     alpha: float = Field(
         2.0, ge=0.0, description="Weight of the part branch (paper: 2 fine-grained, 1 generic)."
-    )
-    normalise_objective: bool = Field(
-        True, description="Divide Eq. 13 by 1 + alpha, so that one step size serves any alpha (paper: False)."
     )
     alpha_warmup: Share = Field(
         0.1, description="Share of the epochs over which alpha rises from 0 (paper: 20/200)."

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from partgcd.backbone.tokens import fill, generations
 from partgcd.config.errors import UserError
-from partgcd.config.tree import Settings
+from partgcd.config.tree import Settings, TrainSettings
 from partgcd.data.catalog import Catalog
 from partgcd.data.views import pool_slots, random_crops
 from partgcd.discovery.predict import PartModel
@@ -83,9 +83,12 @@ def fit(settings: Settings, catalog: Catalog, world: World) -> Fitted:
         seconds["mixtures"] = float(epoch.extra.pop("mixture_seconds", 0.0))
         bank = epoch.bank
         batches = epoch_batches(catalog.labelled, train.batch_size, settings.seed, number)
-        _set_lr(optimiser, learning_rate(number, train.epochs, train.lr, train.lr_floor))
         begun_steps, images = time.perf_counter(), 0
         for step in range(epoch.step, len(batches)):
+            _set_lr(
+                optimiser,
+                learning_rate(number, train) * warmup(number - 1 + (step + 1) / len(batches), train),
+            )
             _step(setup, catalog, epoch, batches[step], step, len(batches), optimiser, settings)
             epoch.step = step + 1
             images += len(batches[step])
@@ -108,10 +111,16 @@ def fit(settings: Settings, catalog: Catalog, world: World) -> Fitted:
     return Fitted(setup, last.bank, Assignment(last.predicted, last.assigned, last.extra["candidates"]))
 
 
-def learning_rate(epoch: int, epochs: int, peak: float, floor: float) -> float:
-    """Cosine from ``peak`` at epoch 1 towards ``peak * floor``, constant within an epoch."""
-    progress = (epoch - 1) / epochs
-    return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+def learning_rate(epoch: int, train: TrainSettings) -> float:
+    """Cosine from the peak at epoch 1 towards its floor, constant within an epoch."""
+    progress = (epoch - 1) / train.epochs
+    return train.lr * (train.lr_floor + (1 - train.lr_floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def warmup(done: float, train: TrainSettings) -> float:
+    """Factor of the step size after ``done`` epochs (fractional): linear to 1 over the warm-up."""
+    length = train.lr_warmup * train.epochs
+    return min(1.0, done / length) if length > 0 else 1.0
 
 
 def _refresh(
@@ -179,7 +188,7 @@ def _step(
         bad = [name for name, value in loss.terms.items() if not math.isfinite(value)]
         raise UserError(
             f"the loss stopped being finite in epoch {epoch.number}, step {step + 1} ({', '.join(bad)}): "
-            "lower train.lr or use --precision fp32; the last good checkpoint is kept and --resume starts from it",
+            "begin a new run with a lower train.lr or --precision fp32; this run's last good checkpoint is kept",
             1,
         )
     optimiser.zero_grad(set_to_none=True)
@@ -294,7 +303,7 @@ def _metrics(
     train = settings.train
     line: dict[str, Any] = {
         "epoch": epoch.number,
-        "lr": learning_rate(epoch.number, train.epochs, train.lr, train.lr_floor),
+        "lr": learning_rate(epoch.number, train) * warmup(epoch.number, train),
         "alpha": epoch.sums["alpha"] / steps,
         "teacher_temperature": teacher_temperature(epoch.number - 1, settings.loss, train.epochs),
         "loss": {

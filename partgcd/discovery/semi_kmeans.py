@@ -37,7 +37,7 @@ def semi_kmeans(
     )
     best: tuple[float, NDArray[np.float32], NDArray[np.int64]] | None = None
     for start in range(starts):
-        centres = _start(features[~known], fixed, classes - old, seed * starts + start)
+        centres = _start(features[~known], fixed, classes - old, (seed * starts + start) % 2**32)
         clusters = labels.copy()
         for _ in range(iterations):
             distance = 2.0 - 2.0 * features @ centres.T

@@ -136,7 +136,9 @@ def prepare(settings: Settings, catalog: Catalog, world: World) -> Setup:
     if views == "auto":
         views = 0 if world.device.type == "cuda" else _CPU_POOL
     if views:
-        pool = _token_store(world, "pool", base.backbone, len(catalog), views, f"{base.stamp}:{settings.seed}")
+        pool = _token_store(
+            world, "pool", base.backbone, len(catalog), views, f"{base.stamp}:{settings.seed}"
+        )
     trained = [value for value in model.parameters() if value.requires_grad]
     return Setup(
         settings, model, base.pixels, base.evaluation, pool, labels, old, classes, projection, bank,

@@ -83,8 +83,6 @@ def step_loss(
         if settings.parts.contrast:
             branch = branch + part["rep"]
         total = total + alpha * branch
-        if settings.parts.normalise_objective:
-            total = total / (1.0 + alpha)
         terms |= {f"part_{name}": value for name, value in part.items()} | {"pdr": pdr}
     terms["total"] = total
     return StepLoss(total, {name: float(value.detach()) for name, value in terms.items()})

@@ -41,10 +41,17 @@ def slot_agreement(
 ) -> SlotAgreement:
     """Whether a slot lands on the same true part in every class.
 
-    With n_ckt the patches of class c that slot k takes and whose true part is t: the class's part of the slot
-    is m_ck = argmax_t n_ckt, the slot's part is m_k = argmax_t sum_c n_ckt (ties: the smaller t), and
+    With n_ckt the patches of class c that slot k takes and whose true part is t, the slot's part in the class
+    is the true part it holds most above that part's share of the class,
 
-        raw = sum_ck n_ck [m_ck = m_k] / sum_ck n_ck,    n_ck = sum_t n_ckt.
+        m_ck = argmax_t (n_ckt / n_ck - n_c.t / n_c..),    n_ck = sum_t n_ckt,
+
+    and m'_ck is the same of the sums over all other classes (ties: the smaller t). Then
+
+        raw = sum_ck n_ck [m_ck = m'_ck] / sum_ck n_ck.
+
+    The shares are taken off because parts are of unequal size: slots that mean nothing all hold mostly the
+    largest part, in every class, and would agree perfectly.
 
     chance is the mean of raw when each class's slots are renamed at random, i.e. equally good parts in slots
     that mean nothing across classes. corrected = (raw - chance) / (1 - chance): 1 is perfect, 0 is unaligned;
@@ -71,10 +78,20 @@ def slot_agreement(
 
 
 def _agreement(counts: Ints) -> float:
-    by_class = counts.argmax(axis=2)
-    overall = counts.sum(axis=0).argmax(axis=1)
+    by_class = _excess(counts).argmax(axis=2)
+    # A class must not vote on what it is compared with: with few classes noise would agree with itself.
+    others = counts.sum(axis=0, keepdims=True) - counts if len(counts) > 1 else counts
+    overall = _excess(others).argmax(axis=2)
     patches = counts.sum(axis=2)
     return float((patches * (by_class == overall)).sum() / patches.sum())
+
+
+def _excess(counts: Ints) -> NDArray[np.float64]:
+    """How far each slot's share of each part [C, K, T] lies above the class's; 0 for a slot without patches."""
+    slots = counts.sum(axis=2, keepdims=True)
+    shares = counts / np.maximum(slots, 1)
+    prior = counts.sum(axis=1, keepdims=True) / np.maximum(counts.sum(axis=(1, 2), keepdims=True), 1)
+    return np.where(slots > 0, shares - prior, 0.0)
 
 
 def _renamed(counts: Ints, rng: np.random.Generator) -> Ints:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -48,6 +49,10 @@ _PACKAGES = (
 )
 
 
+REFUSED = "refused"
+"""Status of a run that ended before it trained: wrong settings, no weights, too many broken images."""
+
+
 class RunFolder:
     """Paths and small records of one run. Create one with `create`, come back to one with `open`."""
 
@@ -73,7 +78,7 @@ class RunFolder:
     def create(
         cls, path: Path, settings: Settings, data: Path, request: dict[str, Any], run_id: str | None = None
     ) -> RunFolder:
-        """Begin a run in ``path``, which must not hold one.
+        """Begin a run in ``path``, which must not hold one, but for one that was refused before it trained.
 
         Args:
             path: becomes the run folder.
@@ -86,7 +91,9 @@ class RunFolder:
             UserError: the folder holds a run (naming the keys that differ) or other files.
         """
         run = cls(path)
-        if is_there(run.record):
+        if is_there(run.record) and run.info().get("status") == REFUSED:
+            run.clear()
+        elif is_there(run.record):
             raise UserError(
                 f"'{path}' already holds a run{_difference(run, settings)}: --resume '{path}' continues it, "
                 "another --out begins a new one"
@@ -147,6 +154,19 @@ class RunFolder:
             yield
         finally:
             os.close(handle)
+
+    def refuse(self) -> None:
+        """Record that the run could not be done as asked; if nothing was trained it may be begun anew."""
+        self.update(status="failed" if self.checkpoints.exists() else REFUSED)
+
+    def clear(self) -> None:
+        """Remove what an untrained run has written."""
+        for folder in (self.store, self.cache, self.epochs):
+            shutil.rmtree(folder, ignore_errors=True)
+        for file in (self.record, self.metrics, self.truth, self.path / "catalog.parquet"):
+            file.unlink(missing_ok=True)
+        for table in (self.quarantine, self.path / "duplicates.csv"):
+            table.unlink(missing_ok=True)
 
     def settings(self) -> Settings:
         """The resolved settings the run was begun with."""

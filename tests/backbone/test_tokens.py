@@ -70,9 +70,7 @@ def test_another_stamp_starts_empty(tmp_path, scene):
     assert len(_open(tmp_path, scene, stamp="b").missing(generations(1, 1, 70, 0.0))) == 2
 
 
-@given(
-    slots=st.integers(1, 6), rows=st.integers(1, 1000), share=st.floats(0, 1), epoch=st.integers(1, 50)
-)
+@given(slots=st.integers(1, 6), rows=st.integers(1, 1000), share=st.floats(0, 1), epoch=st.integers(1, 50))
 def test_a_share_of_the_pool_moves_on_every_epoch(slots, rows, share, epoch):
     now, later = generations(epoch, slots, rows, share), generations(epoch + 1, slots, rows, share)
     assert now.shape == (slots, -(-rows // CHUNK))

@@ -232,3 +232,17 @@ def test_running_out_of_memory_says_what_to_lower(
     monkeypatch.setattr(whole, "fit", fail)
     answer = train("--data", images, "--classes", "3", "--method", "simgcd")
     assert answer.code == 1 and "--batch-size" in answer.error
+
+
+def test_a_run_that_was_refused_before_it_trained_can_be_begun_anew(train: Partgcd, images: Path) -> None:
+    assert train("--data", images, "--out", "run", "--classes", "500").code == 2
+    assert info(Path("run"))["status"] == "refused"
+    assert train("--data", images, "--out", "run", "--classes", "4").code == 0
+    assert info(Path("run"))["status"] == "finished"
+    assert train("--data", images, "--out", "run", "--classes", "5").code == 2
+
+
+@pytest.mark.parametrize("words", [("--out", "elsewhere"), ("--repeats", "2"), ("--preset", "quick")])
+def test_resume_takes_no_option_that_it_would_ignore(train: Partgcd, words: tuple[str, str]) -> None:
+    answer = train("--resume", "run", *words)
+    assert answer.code == 2 and "drop --out" in answer.error

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from partgcd.config.errors import UserError
-from partgcd.config.tree import Settings
+from partgcd.config.tree import Settings, TrainSettings
 from partgcd.discovery import fit as fitting
 from partgcd.discovery.discover import build_catalog
-from partgcd.discovery.fit import class_sizes, fit, learning_rate
+from partgcd.discovery.fit import class_sizes, fit, learning_rate, warmup
 from partgcd.discovery.sampler import epoch_batches
 from partgcd.discovery.step import StepLoss
 from partgcd.run.checkpoint import list_checkpoints
@@ -35,12 +35,21 @@ def world_for(path: Path, data: Path, settings: Settings) -> SoloWorld:
 
 @given(epochs=st.integers(1, 300), peak=st.floats(1e-4, 1.0), floor=st.floats(0.0, 1.0))
 def test_the_step_size_falls_from_its_peak_to_its_floor(epochs: int, peak: float, floor: float) -> None:
-    rates = [learning_rate(epoch, epochs, peak, floor) for epoch in range(1, epochs + 2)]
+    train = TrainSettings(epochs=epochs, lr=peak, lr_floor=floor)
+    rates = [learning_rate(epoch, train) for epoch in range(1, epochs + 2)]
     assert rates[0] == pytest.approx(peak)
     assert rates[-1] == pytest.approx(peak * floor)  # where an epoch after the last would stand
     assert all(one >= other - 1e-12 for one, other in pairwise(rates))
     if epochs % 2 == 0:
         assert rates[epochs // 2] == pytest.approx(peak * (1 + floor) / 2)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_the_step_size_rises_over_its_warmup(share: float) -> None:
+    train = TrainSettings(epochs=10, lr_warmup=share)
+    factors = [warmup(step / 4, train) for step in range(1, 41)]
+    assert all(one <= other for one, other in pairwise(factors)) and factors[-1] == 1.0
+    assert sum(factor < 1 for factor in factors) == max(0, round(share * 40) - 1)
 
 
 def test_class_sizes_count_the_empty_ones_and_how_even_the_rest_is() -> None:
@@ -84,7 +93,9 @@ def test_every_epoch_leaves_a_line_a_record_and_a_checkpoint(finished: RunFolder
         assert all(math.isfinite(value) for value in line["loss"].values())
         assert line["sizes"]["largest"] + line["sizes"]["empty"] <= 36
     assert "changed" not in lines[0] and 0 <= lines[1]["changed"] <= 1
-    assert [line["lr"] for line in lines] == [learning_rate(epoch, 2, 0.01, 1e-3) for epoch in (1, 2)]
+    assert [line["lr"] for line in lines] == [
+        learning_rate(epoch, TrainSettings(epochs=2, lr=0.01)) for epoch in (1, 2)
+    ]
     assert [epoch for epoch, _ in finished.read_epochs()] == [0, 1, 2]
     assert [path.name for path in list_checkpoints(finished.checkpoints)] == [
         "epoch-00002-step-000000", "epoch-00003-step-000000",

@@ -37,11 +37,11 @@ def test_good_parts_in_unaligned_slots_lose_the_agreement_but_not_within_a_class
 
 def test_agreement_counts_patches() -> None:
     # slot 0: part 0 in class 0 (6 patches) and in class 1 (2)
-    # slot 1: part 1 in class 0 (1 patch), part 2 in class 1 (3)
+    # slot 1: part 1 in class 0 (1 patch), part 2 in class 1 (3): each disagrees with the other class
     slots = np.repeat([0, 1, 0, 1], [6, 1, 2, 3])
     truth = np.repeat([0, 1, 0, 2], [6, 1, 2, 3])
     classes = np.repeat([0, 0, 1, 1], [6, 1, 2, 3])
-    assert slot_agreement(slots, truth, classes).raw == pytest.approx(11 / 12)
+    assert slot_agreement(slots, truth, classes).raw == pytest.approx(8 / 12)
 
 
 def test_unknown_truth_is_left_out() -> None:
@@ -83,3 +83,11 @@ def test_kmeans_parts_agree_across_classes_only_when_aligned() -> None:
 def test_a_class_with_fewer_patches_than_parts_gets_fewer_clusters() -> None:
     slots = kmeans_parts(RNG.normal(size=(23, 2)), np.repeat([0, 1], [20, 3]), 5, seed=0, aligned=True)
     assert len(set(slots[20:].tolist())) == 3 and slots.max() < 5
+
+
+def test_slots_that_only_follow_the_largest_part_do_not_agree() -> None:
+    draw = np.random.default_rng(1)
+    truth = draw.choice(3, size=6000, p=[0.8, 0.1, 0.1])
+    classes = draw.integers(10, size=6000)
+    assert abs(slot_agreement(draw.integers(4, size=6000), truth, classes).corrected) < 0.3
+    assert slot_agreement(truth, truth, classes).corrected == pytest.approx(1.0)
