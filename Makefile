@@ -22,7 +22,7 @@ demo: install
 	test -f $(DEMO)/truth.csv || $(BIN)/partgcd demo --out $(DEMO)
 	if test -f $(DEMO)/run/run.json; \
 	  then $(BIN)/partgcd train --resume $(DEMO)/run; \
-	  else $(BIN)/partgcd train --data $(DEMO)/images --out $(DEMO)/run --classes 12 --image-size 154; \
+	  else $(BIN)/partgcd train --data $(DEMO)/images --out $(DEMO)/run --classes 12 --image-size 154 --set parts.count=5; \
 	fi
 	$(BIN)/partgcd evaluate $(DEMO)/run --truth $(DEMO)/truth.csv --masks $(DEMO)/masks
 	@echo "open $(DEMO)/run/report.html"

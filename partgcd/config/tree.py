@@ -61,9 +61,6 @@ class TrainSettings(Section):
     lr_floor: Share = Field(
         1e-3, description="Last step size as a share of the peak, cosine per epoch (paper: 1e-3)."
     )
-    lr_warmup: Share = Field(
-        0.0, description="Share of the epochs over which the step size rises linearly from 0 (paper: none)."
-    )
     momentum: float = Field(0.9, ge=0.0, lt=1.0, description="SGD momentum (paper: 0.9).")
     weight_decay: float = Field(5e-5, ge=0.0, description="On weight matrices only (paper: 5e-5).")
     view_pool: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(

@@ -83,12 +83,9 @@ def fit(settings: Settings, catalog: Catalog, world: World) -> Fitted:
         seconds["mixtures"] = float(epoch.extra.pop("mixture_seconds", 0.0))
         bank = epoch.bank
         batches = epoch_batches(catalog.labelled, train.batch_size, settings.seed, number)
+        _set_lr(optimiser, learning_rate(number, train))
         begun_steps, images = time.perf_counter(), 0
         for step in range(epoch.step, len(batches)):
-            _set_lr(
-                optimiser,
-                learning_rate(number, train) * warmup(number - 1 + (step + 1) / len(batches), train),
-            )
             _step(setup, catalog, epoch, batches[step], step, len(batches), optimiser, settings)
             epoch.step = step + 1
             images += len(batches[step])
@@ -115,12 +112,6 @@ def learning_rate(epoch: int, train: TrainSettings) -> float:
     """Cosine from the peak at epoch 1 towards its floor, constant within an epoch."""
     progress = (epoch - 1) / train.epochs
     return train.lr * (train.lr_floor + (1 - train.lr_floor) * 0.5 * (1 + math.cos(math.pi * progress)))
-
-
-def warmup(done: float, train: TrainSettings) -> float:
-    """Factor of the step size after ``done`` epochs (fractional): linear to 1 over the warm-up."""
-    length = train.lr_warmup * train.epochs
-    return min(1.0, done / length) if length > 0 else 1.0
 
 
 def _refresh(
@@ -303,7 +294,7 @@ def _metrics(
     train = settings.train
     line: dict[str, Any] = {
         "epoch": epoch.number,
-        "lr": learning_rate(epoch.number, train) * warmup(epoch.number, train),
+        "lr": learning_rate(epoch.number, train),
         "alpha": epoch.sums["alpha"] / steps,
         "teacher_temperature": teacher_temperature(epoch.number - 1, settings.loss, train.epochs),
         "loss": {

@@ -29,7 +29,6 @@ from partgcd.run.device import Autocast, apply_threads, autocast, pick_precision
 from partgcd.run.files import read_json, write_bytes, write_json
 from partgcd.run.world import Interrupted, World
 
-
 _CPU_POOL = 4
 """Cached views an image where fresh ones would take most of a step."""
 

@@ -17,7 +17,7 @@ from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings, TrainSettings
 from partgcd.discovery import fit as fitting
 from partgcd.discovery.discover import build_catalog
-from partgcd.discovery.fit import class_sizes, fit, learning_rate, warmup
+from partgcd.discovery.fit import class_sizes, fit, learning_rate
 from partgcd.discovery.sampler import epoch_batches
 from partgcd.discovery.step import StepLoss
 from partgcd.run.checkpoint import list_checkpoints
@@ -42,14 +42,6 @@ def test_the_step_size_falls_from_its_peak_to_its_floor(epochs: int, peak: float
     assert all(one >= other - 1e-12 for one, other in pairwise(rates))
     if epochs % 2 == 0:
         assert rates[epochs // 2] == pytest.approx(peak * (1 + floor) / 2)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-def test_the_step_size_rises_over_its_warmup(share: float) -> None:
-    train = TrainSettings(epochs=10, lr_warmup=share)
-    factors = [warmup(step / 4, train) for step in range(1, 41)]
-    assert all(one <= other for one, other in pairwise(factors)) and factors[-1] == 1.0
-    assert sum(factor < 1 for factor in factors) == max(0, round(share * 40) - 1)
 
 
 def test_class_sizes_count_the_empty_ones_and_how_even_the_rest_is() -> None:

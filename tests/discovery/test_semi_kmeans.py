@@ -30,7 +30,7 @@ def test_new_clusters_are_found_and_labelled_images_stay(old):
 
 
 def test_a_label_holds_even_where_the_image_lies_elsewhere():
-    features, truth = _blobs(3, 20, noise=0.05)
+    features, _truth = _blobs(3, 20, noise=0.05)
     labels = np.full(60, -1)
     labels[[0, *range(20, 30)]] = 1
     labels[5] = 0
@@ -39,7 +39,7 @@ def test_a_label_holds_even_where_the_image_lies_elsewhere():
 
 
 def test_more_clusters_than_unlabelled_images():
-    features, truth = _blobs(2, 3)
+    features, _truth = _blobs(2, 3)
     labels = np.array([0, 0, 0, 1, 1, -1])
     centres, clusters = semi_kmeans(features, labels, 2, 5, seed=0)
     assert centres.shape == (5, 16) and np.isfinite(centres).all()
