@@ -57,7 +57,7 @@ def train(
     assign: Annotated[
         list[str] | None, typer.Option("--set", help="One setting, a.b=value; repeatable.")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="default, paper, generic or quick.")] = None,
+    preset: Annotated[str | None, typer.Option(help="default, paper, paper-generic or quick.")] = None,
 ) -> None:
     """Find the categories in --data, old and new, and write a run folder with a report.
 

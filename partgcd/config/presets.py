@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+# The paper's literal setting (its implementation details), for those who have its 200 epochs and a GPU.
+_PAPER: dict[str, object] = {
+    "train.epochs": 200,
+    "train.lr": 0.1,
+    "train.view_pool": 0,
+    "loss.mean_entropy_weight": 1.0,
+    "loss.unsupervised_temperature": 0.07,
+    "loss.supervised_temperature": 1.0,
+    "parts.projection": 0,
+    "parts.alpha": 2.0,
+    "parts.pdr_positive_in_denominator": False,
+    "parts.pdr_temperature": 1.0,
+    "parts.foreground_pooling": False,
+    "parts.prior_strength": 0.0,
+    "parts.assignment_of_labelled": "label",
+    "parts.adapter_start": "random",
+    "discovery.prototype_start": "random",
+    "discovery.fusion_temperature": 1.0,
+}
+
 PRESETS: dict[str, dict[str, object]] = {
     "default": {},
-    # The paper's literal setting (its implementation details), for those who have its 200 epochs and a GPU.
-    "paper": {
-        "train.epochs": 200,
-        "train.lr": 0.1,
-        "train.view_pool": 0,
-        "loss.mean_entropy_weight": 1.0,
-        "loss.unsupervised_temperature": 0.07,
-        "loss.supervised_temperature": 1.0,
-        "parts.projection": 0,
-        "parts.alpha": 2.0,
-        "parts.foreground_pooling": False,
-        "parts.prior_strength": 0.0,
-        "parts.assignment_of_labelled": "label",
-        "parts.pdr_positive_in_denominator": False,
-        "parts.pdr_temperature": 1.0,
-        "parts.adapter_start": "random",
-        "discovery.prototype_start": "random",
-        "discovery.fusion_temperature": 1.0,
-    },
+    "paper": _PAPER,
     # The paper's weights for data that is not fine-grained: a lighter part branch, a shorter warm-up.
-    "generic": {"parts.alpha": 1.0, "parts.alpha_warmup": 0.05},
+    "paper-generic": {**_PAPER, "parts.alpha": 1.0, "parts.alpha_warmup": 0.05},
     # Minutes on a laptop, to see that a folder works before a long run.
     "quick": {
         "train.epochs": 8,

@@ -114,7 +114,7 @@ class PartSettings(Section):
     count_max: int = Field(8, ge=2, description="Largest K that 'auto' tries (paper: 8).")
     silhouette_patches: int = Field(2000, ge=50, description="Patches a class that the silhouette samples.")
     alpha: float = Field(
-        2.0, ge=0.0, description="Weight of the part branch (paper: 2 fine-grained, 1 generic)."
+        0.5, ge=0.0, description="Weight of the part branch (paper: 2 fine-grained, 1 generic)."
     )
     alpha_warmup: Share = Field(
         0.1, description="Share of the epochs over which alpha rises from 0 (paper: 20/200)."

@@ -32,7 +32,7 @@ def test_a_run_says_what_it_found_and_where(train: Partgcd, images: Path, tmp_pa
 def test_flags_settings_files_and_presets_reach_the_run(train: Partgcd, images: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("train: {momentum: 0.5}\nloss: {supervised_weight: 0.25}\n")
     answer = train(
-        "--data", images, "--out", "run", "--classes", "3", "--preset", "generic", "--config", "mine.yaml",
+        "--data", images, "--out", "run", "--classes", "3", "--preset", "paper-generic", "--config", "mine.yaml",
         "--set", "loss.supervised_weight=0.75", "--seed", "9", "--method", "simgcd",
     )  # fmt: skip
     assert answer.code == 0
