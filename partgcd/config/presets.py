@@ -5,6 +5,7 @@ from __future__ import annotations
 # The paper's literal setting (its implementation details), for those who have its 200 epochs and a GPU.
 _PAPER: dict[str, object] = {
     "train.epochs": 200,
+    "train.batch_size": 128,
     "train.lr": 0.1,
     "train.view_pool": 0,
     "loss.mean_entropy_weight": 1.0,

@@ -56,8 +56,8 @@ class BackboneSettings(Section):
 
 class TrainSettings(Section):
     epochs: int = Field(20, ge=1, description="Passes over as many images as the catalog holds (paper: 200).")
-    batch_size: int = Field(128, ge=2, description="Images a step, each in two views (paper: 128).")
-    lr: Positive = Field(0.03, description="Peak SGD step size (paper: 0.1).")
+    batch_size: int = Field(32, ge=2, description="Images a step, each in two views (paper: 128).")
+    lr: Positive = Field(0.015, description="Peak SGD step size (paper: 0.1).")
     lr_floor: Share = Field(
         1e-3, description="Last step size as a share of the peak, cosine per epoch (paper: 1e-3)."
     )

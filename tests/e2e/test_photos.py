@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from partgcd.backbone.weights import weights_status
 from partgcd.discovery.metrics import clustering_accuracy
 
-EPOCHS = 12
+EPOCHS = 8
 BOUND = 0.42
 """Accuracy over all unlabelled images that the run has to reach, and that both baselines have to miss."""
 
