@@ -198,7 +198,7 @@ def test_a_run_killed_right_before_a_file_changes_ends_as_if_it_had_not_been(
     ("ask", "until"),
     [
         (signal.SIGINT, "images 1/"),
-        (signal.SIGTERM, "trunk 0/"),
+        (signal.SIGTERM, "trunk"),
         (signal.SIGINT, "training 1/"),
         (signal.SIGTERM, "epoch 1 loss"),
         (signal.SIGTERM, "training 1/"),

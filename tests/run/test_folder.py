@@ -61,9 +61,9 @@ def test_a_second_run_in_a_folder_is_refused_and_says_what_continues_it(tmp_path
 
 def test_a_run_of_another_configuration_is_refused_with_the_keys_that_differ(tmp_path: Path) -> None:
     begin(tmp_path / "run")
-    other = load_settings(assignments=["train.epochs=3", "parts.alpha=0.5"])
+    other = load_settings(assignments=["train.epochs=3", "parts.alpha=0.75"])
     before = (tmp_path / "run" / "config.yaml").read_text()
-    with pytest.raises(UserError, match=r"train\.epochs: \d+ != 3; parts\.alpha: \S+ != 0\.5"):
+    with pytest.raises(UserError, match=r"train\.epochs: \d+ != 3; parts\.alpha: \S+ != 0\.75"):
         begin(tmp_path / "run", other)
     assert (tmp_path / "run" / "config.yaml").read_text() == before
 
