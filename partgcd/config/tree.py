@@ -152,7 +152,9 @@ class PartSettings(Section):
         40, ge=1, description="A class with fewer filtered patches keeps the shared mixture."
     )
     prior_strength: float = Field(
-        0.0, ge=0.0, description="Relevance factor of MAP adaptation from the shared mixture (0: paper)."
+        50.0,
+        ge=0.0,
+        description="Relevance factor, in patches, of MAP adaptation from the shared mixture (0: paper).",
     )
     foreground_pooling: bool = Field(
         False, description="Weight Eq. 10 by the attention filter (False: all patches, paper)."
