@@ -12,7 +12,7 @@ import sys
 import typer
 
 from partgcd import __version__
-from partgcd.cli import images, machine, results, train
+from partgcd.cli import benchmark, images, machine, results, train
 
 app = typer.Typer(
     name="partgcd",
@@ -39,6 +39,7 @@ app.command("report")(results.report)
 app.command("demo")(images.demo)
 app.command("doctor")(machine.doctor)
 app.add_typer(machine.weights, name="weights")
+app.add_typer(benchmark.benchmark, name="benchmark")
 
 
 def main() -> None:

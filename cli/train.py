@@ -21,7 +21,7 @@ _DATA = "Class folders plus an 'unlabelled' one, labelled/ and unlabelled/, a fl
 def train(
     data: Annotated[Path | None, typer.Option(help=_DATA, show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/<id> if not given.")] = None,
-    method: Annotated[str | None, typer.Option(help="partgcd, simgcd or kmeans.")] = None,
+    method: Annotated[str | None, typer.Option(help="partgcd, simgcd, gcd or kmeans.")] = None,
     backbone: Annotated[
         str | None, typer.Option(help="timm name or offline/...; auto picks by device.")
     ] = None,

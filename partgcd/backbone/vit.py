@@ -51,10 +51,10 @@ class VitLayers(nn.Module):
     def block(self, tokens: Tensor) -> BlockOut:
         """Last block and final norm on all rows."""
         block, attn = self.last, self.last.attn
-        y = block.norm1(tokens)
+        y = _cast(block.norm1(tokens))
         q, k, v = self._heads(attn.qkv(y), 3)
         q, k = attn.q_norm(q), attn.k_norm(k)
-        mixed = F.scaled_dot_product_attention(q, k, v, scale=attn.scale)
+        mixed = _attend(q, k, v, attn.scale)
         # Fused attention keeps its weights to itself; the one row needed costs next to nothing beside it.
         row = _softmax_rows(q[:, :, :1] * attn.scale, k)
         x = self._close(tokens, y, mixed)
@@ -64,7 +64,7 @@ class VitLayers(nn.Module):
         """Class token [B, D] and attention [B, P] of ``block``, without computing any patch row."""
         block, attn = self.last, self.last.attn
         dim = attn.qkv.weight.shape[1]
-        y = block.norm1(tokens)
+        y = _cast(block.norm1(tokens))
         weight = attn.qkv.weight.view(3, attn.num_heads, -1, dim)  # [3, H, d, D]
         bias = None if attn.qkv.bias is None else attn.qkv.bias.view(3, attn.num_heads, -1)  # [3, H, d]
         q = torch.einsum("bc,hdc->bhd", y[:, 0], weight[0])
@@ -72,17 +72,18 @@ class VitLayers(nn.Module):
         if isinstance(attn.k_norm, nn.Identity):
             # softmax_t(q . (W_k y_t + b_k)) = softmax_t((q W_k) . y_t): b_k is the same for all t. One
             # product per head replaces the key projection of all tokens.
-            scores_of, keys = torch.einsum("bhd,hdc->bhc", q, weight[1])[:, :, None], y[:, None]
+            scores = torch.einsum("bhd,hdc->bhc", q, weight[1]) * attn.scale @ y.transpose(1, 2)
         else:
             k = torch.einsum("btc,hdc->bhtd", y, weight[1])
-            scores_of, keys = q[:, :, None], attn.k_norm(k if bias is None else k + bias[1][:, None])
-        row = _softmax_rows(scores_of * attn.scale, keys)  # [B, H, 1, T]
+            k = attn.k_norm(k if bias is None else k + bias[1][:, None])
+            scores = ((q * attn.scale)[:, :, None] @ k.transpose(-2, -1))[:, :, 0]
+        row = scores.float().softmax(dim=-1)  # [B, H, T]
         # sum_t a_t (W_v y_t + b_v) = W_v (sum_t a_t y_t) + b_v, because the weights sum to one.
-        pooled = torch.einsum("bht,btc->bhc", row[:, :, 0].to(y.dtype), y)
+        pooled = row.to(y.dtype) @ y
         mixed = torch.einsum("bhc,hdc->bhd", pooled, weight[2])
         mixed = mixed if bias is None else mixed + bias[2]
         x = self._close(tokens[:, :1], y[:, :1], mixed[:, :, None])
-        return x[:, 0], self._patch_attention(row)
+        return x[:, 0], self._patch_attention(row[:, :, None])
 
     def _heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
         batch, rows, _ = projected.shape
@@ -127,6 +128,21 @@ def check_image_size(patch: int, image_size: int, name: str) -> None:
             f"image size {image_size} is not a multiple of the {patch} px patches of {name}: "
             f"use {below} or {below + patch}"
         )
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Attention of q [B, H, R, d] over k, v [B, H, T, d], by the way that is fastest where it runs."""
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        # torch's fused CPU kernel does not use bfloat16 matrix units; two plain products do.
+        weights = ((q * scale) @ k.transpose(-2, -1)).softmax(dim=-1)
+        return weights.to(v.dtype) @ v
+    return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+
+def _cast(values: Tensor) -> Tensor:
+    """``values`` in autocast's type: what several products read is rounded once instead of for each."""
+    kind = values.device.type
+    return values.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else values
 
 
 def _softmax_rows(query: Tensor, keys: Tensor) -> Tensor:

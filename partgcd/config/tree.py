@@ -187,8 +187,9 @@ class PartSettings(Section):
 
 
 class DiscoverySettings(Section):
-    method: Literal["partgcd", "simgcd", "kmeans"] = Field(
-        "partgcd", description="What finds the categories."
+    method: Literal["partgcd", "simgcd", "gcd", "kmeans"] = Field(
+        "partgcd",
+        description="What finds the categories; 'gcd' is semi-supervised k-means on frozen features.",
     )
     classes: int | Literal["auto"] = Field("auto", description="Number of categories, old and new together.")
     prototype_start: Literal["clusters", "random"] = Field(

@@ -13,10 +13,10 @@ from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
 from partgcd.data.ingest import ingest
 from partgcd.data.truth import read_truth
-from partgcd.discovery.baselines import kmeans
+from partgcd.discovery.baselines import gcd, kmeans
 from partgcd.discovery.evaluate import evaluate_run
 from partgcd.discovery.fit import fit
-from partgcd.discovery.outputs import answer_all, write_outputs
+from partgcd.discovery.outputs import answer_all, write_model, write_outputs
 from partgcd.discovery.setup import stopping_ticker
 from partgcd.discovery.task import Task, listing_of
 from partgcd.run.files import read_json, write_bytes, write_json
@@ -43,10 +43,13 @@ def discover(run: RunFolder, settings: Settings, world: World) -> dict[str, Any]
     catalog = build_catalog(run, settings, world)
     check_enough(catalog, settings)
     ingested = time.perf_counter()
-    if settings.discovery.method == "kmeans":
-        answers = kmeans(settings, catalog, world)
+    clustering = {"kmeans": kmeans, "gcd": gcd}.get(settings.discovery.method)
+    if clustering is not None:
+        answers = clustering(settings, catalog, world)
     else:
-        answers = answer_all(fit(settings, catalog, world), settings, world)
+        fitted = fit(settings, catalog, world)
+        answers = answer_all(fitted, settings, world)
+        write_model(run, fitted)
     records = write_outputs(run, catalog, answers)
     evaluation = None
     if run.truth.exists():

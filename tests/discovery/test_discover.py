@@ -82,7 +82,7 @@ def test_no_file_of_a_run_is_a_pickle_or_left_half_written(finished: RunFolder) 
         assert path.read_bytes()[:2] not in (b"\x80\x02", b"\x80\x04", b"\x80\x05"), path
 
 
-@pytest.mark.parametrize("method", ["partgcd", "simgcd", "kmeans"])
+@pytest.mark.parametrize("method", ["partgcd", "simgcd", "gcd", "kmeans"])
 def test_every_method_answers_with_probabilities_for_every_image(
     tmp_path: Path, photos: Path, run_of: RunOf, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -105,7 +105,7 @@ def test_every_method_answers_with_probabilities_for_every_image(
     assert (answers.part is not None) == (method == "partgcd")
 
 
-@pytest.mark.parametrize("method", ["partgcd", "simgcd", "kmeans"])
+@pytest.mark.parametrize("method", ["partgcd", "simgcd", "gcd", "kmeans"])
 def test_a_seed_decides_a_run_to_the_last_bit(
     tmp_path: Path, photos: Path, run_of: RunOf, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -124,12 +124,12 @@ def test_a_seed_decides_a_run_to_the_last_bit(
         assert all(np.array_equal(first[name], second[name]) for name in first)
     for first, second in zip(one.read_metrics(), two.read_metrics(), strict=True):
         assert first["loss"] == second["loss"]
-    if method != "kmeans":
+    if method not in ("kmeans", "gcd"):
         other = run_of(tmp_path / "c", photos, *same, "seed=1")
         assert other.features.read_bytes() != one.features.read_bytes()
 
 
-@pytest.mark.parametrize("method", ["partgcd", "simgcd", "kmeans"])
+@pytest.mark.parametrize("method", ["partgcd", "simgcd", "gcd", "kmeans"])
 def test_without_any_label_every_category_is_a_discovered_one(
     tmp_path: Path, draw: Draw, run_of: RunOf, method: str
 ) -> None:
@@ -140,14 +140,14 @@ def test_without_any_label_every_category_is_a_discovered_one(
     assert all(record["name"].startswith("group-") for record in read_json(run.classes))
 
 
-@pytest.mark.parametrize("method", ["partgcd", "simgcd", "kmeans"])
+@pytest.mark.parametrize("method", ["partgcd", "simgcd", "gcd", "kmeans"])
 def test_one_labelled_class_is_enough(tmp_path: Path, draw: Draw, run_of: RunOf, method: str) -> None:
     data = draw(tmp_path / "data", {"ash": 5}, [5, 6, 6])
     summary = check(run_of(tmp_path / "run", data, f"discovery.method={method}", "discovery.classes=3"), 3)
     assert summary["classes"]["old"] == 1
 
 
-@pytest.mark.parametrize("method", ["partgcd", "simgcd", "kmeans"])
+@pytest.mark.parametrize("method", ["partgcd", "simgcd", "gcd", "kmeans"])
 def test_there_may_be_nothing_new(tmp_path: Path, draw: Draw, run_of: RunOf, method: str) -> None:
     data = draw(tmp_path / "data", {"ash": 5, "birch": 5}, [7, 7])
     run = run_of(tmp_path / "run", data, f"discovery.method={method}", "discovery.classes=2")

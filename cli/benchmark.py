@@ -1,0 +1,129 @@
+"""``partgcd benchmark``: measured quality over data sets, methods and seeds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from partgcd.benchmark.plan import Job, Plan
+
+benchmark = typer.Typer(
+    help="Measure quality over data sets, methods and seeds; results are files.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@benchmark.command("quality")
+def quality(
+    photos: Annotated[
+        Path | None, typer.Option(help="Folder of data sets; the variable PARTGCD_PHOTOS if not given.")
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="YAML file of sets, methods and blocks; the packaged one if not given."),
+    ] = None,
+    block: Annotated[
+        list[str] | None, typer.Option(help="Blocks of the plan to run; all but 'quick' if not given.")
+    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only these methods.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of result files.")] = Path("benchmarks/results/quality"),
+    work: Annotated[
+        Path, typer.Option(help="Scratch folder; about 1.5 GB a set of 3000 images at 154 px.")
+    ] = Path("runs/benchmark"),
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; 0 leaves it to torch.")] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Minutes: exit 1 if the default no longer beats the baseline."),
+    ] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="Only say what would run.")] = False,
+) -> None:
+    """Run what has no result yet and print the table; broken off, the same command goes on.
+
+    Start it twice to use more cores with --threads 1: processes share the work.
+
+    Example: partgcd benchmark quality --block headline
+    """
+    from partgcd.benchmark.plan import PACKAGED, read_plan
+    from partgcd.benchmark.quality import pending, run_plan
+    from partgcd.cli.progress import Progress
+    from partgcd.config.errors import UserError
+    from partgcd.run.world import Interrupted
+
+    read = read_plan(plan or PACKAGED)
+    jobs = read.chosen(["quick"] if quick else block, method)
+    if list_only:
+        for job in pending(read, jobs, out):
+            typer.echo(f"{job.set} {job.backbone} {job.method} seed {job.seed}")
+        return
+    folder = photos or (Path(os.environ["PARTGCD_PHOTOS"]) if os.environ.get("PARTGCD_PHOTOS") else None)
+    if folder is None or not folder.is_dir():
+        raise UserError(
+            "name the folder of data sets with --photos FOLDER, or in the variable PARTGCD_PHOTOS"
+        )
+    machine: dict[str, object] = {"train.device": device or "auto", "train.threads": threads or 0}
+    progress = Progress()
+    try:
+        held = run_plan(read, jobs, folder, out, work, machine, progress.line, progress.update)
+    except Interrupted:
+        progress.close()
+        typer.echo("interrupted; the same command goes on", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        progress.close()
+    if held:
+        typer.echo(f"{len(held)} runs are held by other processes", err=True)
+    _print(read, jobs, out)
+    if quick:
+        _judge(jobs, out)
+
+
+@benchmark.command("table")
+def table(
+    plan: Annotated[Path | None, typer.Option(help="The plan whose blocks are shown.")] = None,
+    block: Annotated[
+        list[str] | None, typer.Option(help="Blocks of the plan to show; all if not given.")
+    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only these methods.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of result files.")] = Path("benchmarks/results/quality"),
+) -> None:
+    """Print the table of the results there are, as Markdown.
+
+    Example: partgcd benchmark table --block headline
+    """
+    from partgcd.benchmark.plan import PACKAGED, read_plan
+
+    read = read_plan(plan or PACKAGED)
+    _print(read, read.chosen(block, method), out)
+
+
+def _print(plan: Plan, jobs: list[Job], out: Path) -> None:
+    from partgcd.benchmark.quality import results_of
+    from partgcd.benchmark.table import markdown, rows
+
+    found = results_of(plan, jobs, out)
+    typer.echo(markdown(rows(found, list(plan.sets), list(plan.methods))), nl=False)
+    notes = {name: spec.note for name, spec in plan.sets.items() if spec.note}
+    for name in dict.fromkeys(result["set"] for result in found):
+        if name in notes:
+            typer.echo(f"{name}: {notes[name]}")
+
+
+def _judge(jobs: list[Job], out: Path) -> None:
+    """Exit 1 where the default does not beat the global baseline on the mean of the quick sets."""
+    from partgcd.run.files import read_json
+
+    score: dict[str, list[float]] = {}
+    for job in jobs:
+        score.setdefault(job.method, []).append(read_json(job.file(out))["accuracy"]["v2"]["all"])
+    mean = {name: sum(values) / len(values) for name, values in score.items()}
+    rivals = {name: value for name, value in mean.items() if name != "partgcd"}
+    best = max(rivals, key=lambda name: rivals[name])
+    typer.echo(f"default {100 * mean['partgcd']:.1f}, best baseline {best} {100 * rivals[best]:.1f}")
+    if mean["partgcd"] <= rivals[best]:
+        raise typer.Exit(1)

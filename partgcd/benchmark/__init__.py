@@ -1,0 +1,1 @@
+"""Measured quality: methods x data sets x seeds, results as files."""

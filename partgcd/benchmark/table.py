@@ -1,0 +1,75 @@
+"""One table out of many results: mean and spread over seeds, a row for each set, backbone and method."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+COLUMNS = ["set", "backbone", "method", "seeds", "All", "Old", "New", "class head", "part head",
+           "NMI", "ARI", "purity", "classes", "seconds"]  # fmt: skip
+
+
+def rows(results: Iterable[dict[str, Any]], sets: list[str], methods: list[str]) -> list[dict[str, str]]:
+    """Rows of text by column, in the order of ``sets`` and ``methods``; accuracies in percent.
+
+    "a ± b" is the mean and the standard deviation over seeds (n - 1); purity is that of the first and of the
+    last epoch's candidates; seconds are a run's training and refreshes, without making the views.
+    """
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for result in results:
+        groups.setdefault((result["set"], result["backbone"], result["method"]), []).append(result)
+
+    def place(key: tuple[str, str, str]) -> tuple[int, str, int]:
+        order = {name: index for index, name in enumerate(sets)}
+        ranks = {name: index for index, name in enumerate(methods)}
+        return order.get(key[0], len(order)), key[1], ranks.get(key[2], len(ranks))
+
+    return [_row(key, groups[key]) for key in sorted(groups, key=place)]
+
+
+def _row(key: tuple[str, str, str], runs: list[dict[str, Any]]) -> dict[str, str]:
+    v2 = [run["accuracy"]["v2"] for run in runs]
+    heads = [run["accuracy"]["heads"] for run in runs]
+    row = dict(
+        zip(COLUMNS, [key[0], key[1], key[2], " ".join(str(run["seed"]) for run in runs)], strict=False)
+    )
+    row |= {name.capitalize(): _mean([one[name] for one in v2]) for name in ("all", "old", "new")}
+    row["class head"] = _mean([one["global"]["all"] for one in heads if "global" in one])
+    row["part head"] = _mean([one["part"]["all"] for one in heads if "part" in one])
+    row["NMI"] = _mean([run["accuracy"]["nmi"] for run in runs])
+    row["ARI"] = _mean([run["accuracy"]["ari"] for run in runs])
+    pure = [[value for value in run["purity"] if value is not None] for run in runs]
+    pure = [values for values in pure if len(values) > 1]
+    row["purity"] = (
+        f"{_percent([values[0] for values in pure])} to {_percent([values[-1] for values in pure])}"
+        if pure
+        else ""
+    )
+    used = [run["classes"]["used"] for run in runs]
+    row["classes"] = f"{' '.join(map(str, sorted(set(used))))} of {runs[0]['classes']['true']}"
+    row["seconds"] = (
+        f"{statistics.mean(run['seconds']['epochs'] or run['seconds']['discovery'] for run in runs):.0f}"
+    )
+    return row
+
+
+def _percent(values: list[float]) -> str:
+    return f"{100 * statistics.mean(values):.0f}"
+
+
+def _mean(values: list[float | None]) -> str:
+    told = [100 * value for value in values if value is not None]
+    if not told:
+        return ""
+    if len(told) == 1:
+        return f"{told[0]:.1f}"
+    return f"{statistics.mean(told):.1f} ± {statistics.stdev(told):.1f}"
+
+
+def markdown(table: list[dict[str, str]]) -> str:
+    """The rows as a Markdown table; columns that are empty everywhere are left out."""
+    shown = [column for column in COLUMNS if any(row[column] for row in table)]
+    lines = [f"| {' | '.join(shown)} |", f"|{'---|' * len(shown)}"]
+    lines += [f"| {' | '.join(row[column] for column in shown)} |" for row in table]
+    return "\n".join(lines) + "\n"
