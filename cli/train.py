@@ -272,6 +272,14 @@ def _print_summary(summary: dict[str, Any], run: RunFolder) -> None:
         f"{classes['total']} categories ({how}): {classes['old']} labelled, {classes['discovered']} discovered"
         f"; {images['total']} images, {images['broken']} unreadable, {images['duplicates']} duplicates"
     )
+    estimate = classes.get("estimate")
+    if estimate and "low" in estimate:
+        moved = estimate["moved"]
+        typer.echo(
+            f"the number is an estimate ({estimate['by']}): {estimate['low']} to {estimate['high']} fit as well; "
+            f"a tenth fewer or more would move {100 * moved['fewer']:.0f} or {100 * moved['more']:.0f}% of the "
+            "images to another group; --classes N sets it"
+        )
     if summary["accuracy"] is not None:
         from partgcd.cli.results import print_accuracy
 

@@ -20,6 +20,7 @@ _PAPER: dict[str, object] = {
     "parts.assignment_of_labelled": "label",
     "parts.adapter_start": "random",
     "discovery.prototype_start": "random",
+    "discovery.prototype_refits": [],
     "discovery.fusion_temperature": 1.0,
 }
 

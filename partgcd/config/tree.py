@@ -181,6 +181,9 @@ class PartSettings(Section):
     adapter_hidden: int = Field(
         0, ge=0, description="Hidden width of the part adapter; 0 is the backbone's D."
     )
+    cluster_weight: float = Field(
+        0.3, ge=0.0, description="Weight of the part feature beside the class token in the last clustering."
+    )
     assignment_of_labelled: Literal["label", "predicted"] = Field(
         "label", description="Whose mixture a labelled image uses in training (paper: its label's)."
     )
@@ -195,6 +198,11 @@ class DiscoverySettings(Section):
     prototype_start: Literal["clusters", "random"] = Field(
         "clusters",
         description="Prototypes from semi-supervised k-means of untrained features, or random (paper).",
+    )
+    prototype_refits: list[Share] = Field(
+        [0.1, 0.2, 0.3, 1.0],
+        description="Shares of the epochs after which the new classes' prototypes are set anew to clusters of "
+        "the features learned so far; 1 is after the last, then of all classes; [] is never (paper).",
     )
     classes_max: int = Field(1000, ge=2, description="Largest number of categories 'auto' considers.")
     sinkhorn_temperature: Positive = Field(

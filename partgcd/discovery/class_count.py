@@ -1,29 +1,51 @@
-"""A first estimate of how many categories a folder holds.
+"""How many categories a folder holds, by two clusterings, with the interval that fits as well.
 
-k-means over the frozen class tokens for a range of k. With labels, the k is taken at which labelled images
-cluster best by class (the search of Vaze et al., CVPR 2022, by the same clustering accuracy), and of equally
-good ones that of the best silhouette over all images: labels alone cannot tell how many unlabelled groups were
-merged. Without labels, the k of the best silhouette.
+k-means and Ward's tree over class tokens for a range of k. With labels, k is scored by how well labelled images
+cluster by class (the search of Vaze et al., CVPR 2022), per class, so that the spread over classes says which k
+are as good as the best within one standard error. Labels cannot tell how many unlabelled groups were merged:
+inside that interval the silhouette decides where it has a peak, else the interval's geometric middle is taken.
+Without labels, k is scored by the silhouette, and by how stable k-means is over seeds.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.cluster.hierarchy import fcluster, linkage
 from sklearn.cluster import KMeans
-from sklearn.metrics import silhouette_score
+from sklearn.metrics import adjusted_rand_score, silhouette_score
 
-from partgcd.discovery.metrics import clustering_accuracy
+from partgcd.discovery.metrics import match
+
+_SEEDS = 3
+_TREE_IMAGES = 6000  # Ward's tree takes memory quadratic in the images
+_SILHOUETTE_IMAGES = 2000
+_PEAK = 0.02  # a silhouette this far above both ends of the interval is a peak
 
 
 class ClassCount(NamedTuple):
-    """The estimate ``classes``, the score by k, how it was made, and the seconds it took."""
+    """An estimate of the number of categories.
+
+    Attributes:
+        classes: the estimate.
+        low, high: numbers that fit as well, by either way.
+        ways: each way's own (estimate, low, high).
+        scores: k-means' score by k.
+        moved: share of images that change company if the number is off by a tenth, "fewer" and "more".
+        by: how it was made.
+        seconds: what it took.
+    """
 
     classes: int
+    low: int
+    high: int
+    ways: dict[str, tuple[int, int, int]]
     scores: dict[int, float]
+    moved: dict[str, float]
     by: str
     seconds: float
 
@@ -37,44 +59,115 @@ def estimate_classes(
         features: [N, D] unit-norm class tokens.
         labels: [N] label index, -1 for none.
         old: number of labelled classes.
-        largest: no k above this is tried, nor above N / 4.
+        largest: no k above this is tried, nor above N / 4, nor above four times ``old`` (50 without labels).
         seed: of k-means.
     """
     began = time.perf_counter()
     known = labels >= 0
     low = max(old, 2)
-    high = max(low + 1, min(largest, len(features) // 4, max(4 * old, 50)))
-    scores: dict[int, float] = {}
-    silhouettes: dict[int, float] = {}
+    high = max(low + 1, min(largest, len(features) // 4, max(4 * old, 12) if old else 50))
+    tried = [int(k) for k in np.unique(np.geomspace(low, high, 20).round())]
+    runs = {k: [_kmeans(features, k, seed + 7919 * i) for i in range(_SEEDS)] for k in tried}
+    silhouettes = {k: _silhouette(features, found[0], seed) for k, found in runs.items()}
+    ways: dict[str, tuple[int, int, int]] = {}
+    if known.any():
+        truth = labels[known]
+        curves = {k: np.mean([_per_class(truth, one[known]) for one in found], axis=0) for k, found in runs.items()}
+        ways["k-means"] = _interval(curves, silhouettes)
+        scores = {k: float(values.mean()) for k, values in curves.items()}
+        rows = _subsample(known, seed)
+        tree = linkage(features[rows], "ward")
+        kept = labels[rows] >= 0
+        cuts = {k: fcluster(tree, k, "maxclust").astype(np.int64) for k in tried}
+        ways["tree"] = _interval(
+            {k: _per_class(labels[rows][kept], cut[kept]) for k, cut in cuts.items()}, silhouettes
+        )
+        by = "labelled accuracy over k-means and Ward's tree"
+    else:
+        scores = silhouettes
+        stable = {k: _stability(found) for k, found in runs.items()}
+        ways["silhouette"] = _best(silhouettes)
+        ways["stability"] = _best(stable)
+        by = "silhouette and stability over k-means (no labels: what counts as one category is not known)"
+    estimate = _joined(list(ways.values()), old)
+    middle = _kmeans(features, estimate, seed)
+    moved = {}
+    for name, share in (("fewer", 0.9), ("more", 1.1)):
+        other = _kmeans(features, max(2, min(round(estimate * share), len(features))), seed)
+        partner = match(middle, other)
+        moved[name] = float(np.mean([partner.get(int(b), -1) != a for a, b in zip(middle, other, strict=True)]))
+    return ClassCount(
+        estimate,
+        min(way[1] for way in ways.values()),
+        max(way[2] for way in ways.values()),
+        ways,
+        scores,
+        moved,
+        by,
+        time.perf_counter() - began,
+    )
 
-    def score(k: int) -> float:
-        if k not in scores:
-            found = KMeans(k, n_init=2, max_iter=60, random_state=seed).fit_predict(features)
-            silhouettes[k] = _silhouette(features, found, seed)
-            scores[k] = clustering_accuracy(labels[known], found[known]) if known.any() else silhouettes[k]
-        return scores[k]
 
-    # Coarse to fine: the curve is noisy, so a neighbourhood of the best is searched, not one point.
-    grid = np.unique(np.geomspace(low, high, 10).round().astype(int))
-    for k in grid:
-        score(int(k))
-    while True:
-        best = max(scores, key=lambda k: (scores[k], silhouettes[k], -k))
-        tried = sorted(scores)
-        at = tried.index(best)
-        around = [(tried[i] + best) // 2 for i in (at - 1, at + 1) if 0 <= i < len(tried)]
-        fresh = [k for k in around if k not in scores and low <= k <= high]
-        if not fresh or len(scores) >= 24:
-            break
-        for k in fresh:
-            score(k)
-    by = "labelled accuracy over k-means" if known.any() else "silhouette over k-means"
-    return ClassCount(int(best), dict(sorted(scores.items())), by, time.perf_counter() - began)
+def _kmeans(features: NDArray[np.float32], k: int, seed: int) -> NDArray[np.int64]:
+    found = KMeans(k, n_init=1, max_iter=60, random_state=seed % 2**32).fit_predict(features)
+    return found.astype(np.int64)  # type: ignore[no-any-return]
 
 
-def _silhouette(features: NDArray[np.float32], found: NDArray[np.int32], seed: int) -> float:
+def _per_class(truth: NDArray[np.int64], clusters: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Share of each class's images in the cluster that the Hungarian match gives it, [classes]."""
+    # match() maps predicted to true.
+    partner = {true: cluster for cluster, true in match(truth, clusters).items()}
+    return np.array([
+        np.mean(clusters[truth == name] == partner[name]) if name in partner else 0.0
+        for name in np.unique(truth).tolist()
+    ])  # fmt: skip
+
+
+def _interval(
+    curves: dict[int, NDArray[np.float64]], silhouettes: dict[int, float]
+) -> tuple[int, int, int]:
+    """(estimate, low, high) of one way: the k within one standard error, over classes, of the best."""
+    means = {k: float(values.mean()) for k, values in curves.items()}
+    best = max(means, key=lambda k: (means[k], silhouettes[k], -k))
+    error = float(curves[best].std()) / math.sqrt(len(curves[best]))
+    fits = [k for k in curves if means[k] >= means[best] - error]
+    low, high = min(fits), max(fits)
+    peak = max(fits, key=lambda k: (silhouettes[k], -k))
+    if silhouettes[peak] >= max(silhouettes[low] * (low != peak), silhouettes[high] * (high != peak)) + _PEAK:
+        return peak, low, high
+    return round(math.sqrt(low * high)), low, high
+
+
+def _best(scores: dict[int, float]) -> tuple[int, int, int]:
+    """(best, low, high) of a score without a known error: what comes within a twentieth of the range."""
+    best = max(scores, key=lambda k: (scores[k], -k))
+    slack = 0.05 * (max(scores.values()) - min(scores.values()))
+    fits = [k for k in scores if scores[k] >= scores[best] - slack]
+    return best, min(fits), max(fits)
+
+
+def _joined(ways: list[tuple[int, int, int]], old: int) -> int:
+    """One number out of all ways: the geometric mean, because a count is off by a factor."""
+    return max(old, 2, round(math.exp(sum(math.log(way[0]) for way in ways) / len(ways))))
+
+
+def _stability(found: list[NDArray[np.int64]]) -> float:
+    """Mean adjusted Rand index over pairs of seeds."""
+    pairs = [(a, b) for i, a in enumerate(found) for b in found[:i]]
+    return float(np.mean([adjusted_rand_score(a, b) for a, b in pairs]))
+
+
+def _subsample(known: NDArray[np.bool_], seed: int) -> NDArray[np.int64]:
+    """At most ``_TREE_IMAGES`` rows, labelled and unlabelled in proportion, in order."""
+    if len(known) <= _TREE_IMAGES:
+        return np.arange(len(known))
+    draw = np.random.default_rng(seed)
+    return np.sort(draw.choice(len(known), _TREE_IMAGES, replace=False))
+
+
+def _silhouette(features: NDArray[np.float32], found: NDArray[np.int64], seed: int) -> float:
     """Mean silhouette of up to 2000 images, -1 (the worst) where it is not defined."""
-    few = min(2000, len(features))
+    few = min(_SILHOUETTE_IMAGES, len(features))
     if not 2 <= len(np.unique(found)) < few:
         return -1.0
     return float(silhouette_score(features, found, sample_size=few, random_state=seed))

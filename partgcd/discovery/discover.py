@@ -69,6 +69,7 @@ def discover(run: RunFolder, settings: Settings, world: World) -> dict[str, Any]
             "discovered": len(records) - len(catalog.label_names),
             "empty": sum(size == 0 for size in sizes.values()),
             "estimated": settings.discovery.classes == "auto",
+            "estimate": info.get("class_estimate"),
             "sizes": sizes,
         },
         "parts": info.get("parts", {}).get("count"),

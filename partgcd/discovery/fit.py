@@ -19,9 +19,16 @@ from partgcd.config.tree import Settings, TrainSettings
 from partgcd.data.catalog import Catalog
 from partgcd.data.views import pool_slots, random_crops
 from partgcd.discovery.predict import PartModel
-from partgcd.discovery.refresh import Assignment, assign, compute_features, refit_bank
+from partgcd.discovery.refresh import (
+    Assignment,
+    assign,
+    compute_features,
+    compute_part_features,
+    refit_bank,
+)
 from partgcd.discovery.sampler import epoch_batches
 from partgcd.discovery.setup import Setup, prepare, stopping_ticker
+from partgcd.discovery.starts import refit_clusters, set_prototypes
 from partgcd.discovery.step import step_loss
 from partgcd.model.losses import alpha_at, teacher_temperature
 from partgcd.parts.bank import GMMBank
@@ -78,7 +85,7 @@ def fit(settings: Settings, catalog: Catalog, world: World) -> Fitted:
         fill_pool(setup, catalog, number, settings, world)
         if epoch is None or epoch.step == 0 or epoch.number != number:
             previous = epoch.predicted if epoch is not None else None
-            epoch = _refresh(setup, bank, settings, world, number, previous)
+            epoch = _refresh(setup, bank, settings, world, number, previous, optimiser)
         seconds["refresh"] = time.perf_counter() - began
         seconds["mixtures"] = float(epoch.extra.pop("mixture_seconds", 0.0))
         bank = epoch.bank
@@ -104,7 +111,7 @@ def fit(settings: Settings, catalog: Catalog, world: World) -> Fitted:
         epoch.sums.clear()
         world.save(_state(setup, optimiser, epoch), settings)
     previous = epoch.predicted if epoch is not None else None
-    last = _refresh(setup, bank, settings, world, train.epochs + 1, previous)
+    last = _refresh(setup, bank, settings, world, train.epochs + 1, previous, optimiser)
     return Fitted(setup, last.bank, Assignment(last.predicted, last.assigned, last.extra["candidates"]))
 
 
@@ -114,20 +121,61 @@ def learning_rate(epoch: int, train: TrainSettings) -> float:
     return train.lr * (train.lr_floor + (1 - train.lr_floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
+def refit_due(after: int, settings: Settings) -> bool:
+    """Whether prototypes are set anew after ``after`` epochs."""
+    epochs = settings.train.epochs
+    return after > 0 and any(after == max(1, round(s * epochs)) for s in settings.discovery.prototype_refits)
+
+
 def _refresh(
-    setup: Setup, bank: GMMBank | None, settings: Settings, world: World, number: int, previous: Tensor | None
+    setup: Setup,
+    bank: GMMBank | None,
+    settings: Settings,
+    world: World,
+    number: int,
+    previous: Tensor | None,
+    optimiser: torch.optim.Optimizer,
 ) -> _Epoch:
-    """Assign, retrieve candidates, refit the bank; record them as the state after epoch number - 1."""
+    """Assign, retrieve candidates, refit the bank; record them as the state after epoch number - 1.
+
+    A due refit of the prototypes comes first.
+    """
     tick = stopping_ticker(world, "refresh")
-    features = compute_features(setup.model, setup.evaluation, world.device, setup.autocast, tick)
-    assignment = assign(setup.model, features, setup.labels, setup.old, settings)
+    model, last = setup.model, number > settings.train.epochs
+
+    def part_features(bank: GMMBank) -> Tensor:
+        parts = setup.part_model(bank)
+        assert parts is not None
+        return compute_part_features(
+            model, parts, setup.evaluation, settings, world.device, setup.autocast, tick
+        )
+
+    features = compute_features(model, setup.evaluation, world.device, setup.autocast, tick)
+    clusters: Tensor | None = None
+    if refit_due(number - 1, settings):
+        joint = features.cls
+        if last and bank is not None:
+            # Whole and parts together tell the last clusters; before, the adapter still learns to see parts.
+            joint = torch.cat([joint, settings.parts.cluster_weight * part_features(bank)], dim=1)
+        predicted = model.prototypes(features.cls).argmax(dim=1)
+        seed = (settings.seed * 1009 + number) % 2**31
+        clusters = refit_clusters(joint, setup.labels, predicted, setup.old, setup.classes, seed)
+        set_prototypes(model.prototypes.weight, features.cls, clusters, 0 if last else setup.old)
+        momentum = optimiser.state.get(model.prototypes.weight, {}).get("momentum_buffer")
+        if momentum is not None:
+            momentum[setup.old :] = 0  # it belonged to the directions that were left
+    assignment = assign(model, features, setup.labels, setup.old, settings)
     extra: dict[str, Any] = {"candidates": assignment.candidates}
     if bank is not None and setup.projection is not None:
         bank, likelihood, took = refit_bank(
-            setup.model, setup.evaluation, setup.projection, bank, assignment.candidates,
+            model, setup.evaluation, setup.projection, bank, assignment.candidates,
             features.attention, settings, world.device,
         )  # fmt: skip
         extra |= {"gmm_log_likelihood": likelihood, "mixture_seconds": took}
+        if last and clusters is not None:
+            model.start_part_prototypes(model.prototypes.weight)
+            assert model.part_prototypes is not None
+            set_prototypes(model.part_prototypes.weight, part_features(bank), clusters)
     if previous is not None:
         extra["changed"] = float((previous != assignment.predicted).float().mean())
     extra["sizes"] = class_sizes(assignment.predicted, setup.classes)

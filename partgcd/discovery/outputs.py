@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save
+from safetensors.torch import save as save_tensors
 
 from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
@@ -84,6 +85,20 @@ def write_outputs(run: RunFolder, catalog: Catalog, answers: Answers) -> list[Cl
     write_json(run.classes, [record.as_json() for record in records])
     _write_predictions(run, catalog, answers, records, predicted)
     return records
+
+
+def write_model(run: RunFolder, fitted: Fitted) -> None:
+    """Write model.safetensors: what `predict` needs beside the frozen weights, as the answers were made with it.
+
+    ``model.*`` is all that training changed; ``bank.*`` and ``projection.*`` are there with parts. The bank is
+    the one fitted after the last epoch, which no checkpoint holds.
+    """
+    tensors = {f"model.{name}": value for name, value in fitted.setup.model.trainable_state().items()}
+    parts = fitted.parts
+    if parts is not None:
+        tensors |= {f"bank.{name}": value for name, value in parts.bank.to_tensors().items()}
+        tensors |= {f"projection.{name}": value for name, value in parts.projection.to_tensors().items()}
+    write_bytes(run.model, save_tensors({name: value.cpu().contiguous() for name, value in tensors.items()}))
 
 
 def _write_features(run: RunFolder, answers: Answers) -> None:

@@ -70,7 +70,7 @@ def predict(
     maps = parts.maps(model.backbone.frozen_patches(tokens), assigned, part_settings.temperature)
     feature, _ = model.part_branch(out, maps)
     overall = (cosine / temperature).softmax(dim=1)
-    part = (model.prototypes(feature.float()) / temperature).softmax(dim=1)
+    part = (model.part_cosine(feature.float()) / temperature).softmax(dim=1)
     weight = discovery.fusion_part_weight
     fused = (overall + weight * part) / (1.0 + weight)
     return Prediction(overall, part, fused, assigned, maps, out.cls, feature, out.attention)

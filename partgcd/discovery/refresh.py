@@ -18,6 +18,7 @@ from torch import Tensor
 from partgcd.backbone.tokens import TokenStore
 from partgcd.config.tree import Settings
 from partgcd.discovery.candidates import Candidates, candidates_per_class, select_candidates
+from partgcd.discovery.predict import PartModel, predict
 from partgcd.discovery.prototypes import calibrated_prototypes
 from partgcd.discovery.sinkhorn import pin_labelled, sinkhorn
 from partgcd.model.module import DiscoveryModel
@@ -73,6 +74,29 @@ def compute_features(
         attention.append(out.attention.float())
     tick(store.rows, store.rows)
     return Features(torch.cat(cls), torch.cat(attention))
+
+
+@torch.no_grad()
+def compute_part_features(
+    model: DiscoveryModel,
+    parts: PartModel,
+    store: TokenStore,
+    settings: Settings,
+    device: torch.device,
+    autocast: Autocast,
+    tick: Callable[[int, int], None],
+) -> Tensor:
+    """Part-enhanced features [N, D], unit norm, of the evaluation view of every image, as `predict` makes them."""
+    found = []
+    for start in range(0, store.rows, BATCH):
+        tick(start, store.rows)
+        tokens = store.read(np.arange(start, min(start + BATCH, store.rows)), device)
+        with autocast():
+            feature = predict(model, parts, tokens, settings.parts, settings.discovery).feature
+        assert feature is not None
+        found.append(torch.nn.functional.normalize(feature.float(), dim=1))
+    tick(store.rows, store.rows)
+    return torch.cat(found)
 
 
 @torch.no_grad()

@@ -176,6 +176,10 @@ def decide_classes(settings: Settings, catalog: Catalog, features: Features | No
         world.progress("class count", 1, 1)
         recorded = {
             "classes": max(found.classes, old),
+            "low": max(found.low, old),
+            "high": found.high,
+            "ways": {name: list(way) for name, way in found.ways.items()},
+            "moved": {name: round(value, 4) for name, value in found.moved.items()},
             "by": found.by,
             "scores": {str(k): round(value, 4) for k, value in found.scores.items()},
             "seconds": round(found.seconds, 2),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from partgcd.backbone.tokens import TokenStore
@@ -31,6 +33,54 @@ def start_prototypes(
         weight = model.prototypes.weight
         norm = weight.norm(dim=1, keepdim=True).mean()
         weight.copy_(torch.from_numpy(centres).to(weight) * norm)
+
+
+def refit_clusters(
+    features: Tensor, labels: Tensor, predicted: Tensor, old: int, classes: int, seed: int
+) -> Tensor:
+    """Clusters [N] of what was learned so far, by semi-supervised k-means.
+
+    Clusters take the index of the class whose images they share most of, so that a class stays the class it
+    was, mixture included.
+
+    Args:
+        features: [N, F], of any norm.
+        labels: [N] label index, -1 for none.
+        predicted: [N] the class head's answer.
+        old: number of labelled classes.
+        seed: of the clustering.
+    """
+    unit = torch.nn.functional.normalize(features, dim=1)
+    _, found = semi_kmeans(unit.cpu().numpy(), labels.cpu().numpy(), old, classes, seed, starts=3)
+    before = torch.where(labels >= 0, labels, predicted).cpu().numpy()
+    return torch.from_numpy(_keep_index(found, before, old, classes)).to(labels.device)
+
+
+@torch.no_grad()
+def set_prototypes(weight: Tensor, features: Tensor, clusters: Tensor, first: int = 0) -> None:
+    """Turn prototypes ``weight`` [C, D], from row ``first`` on, to their cluster's mean of ``features`` [N, D].
+
+    The mean norm is kept, because it sets how far a step turns a prototype; an empty cluster's stays.
+    """
+    sums = torch.zeros_like(weight).index_add_(0, clusters, features.to(weight))
+    filled = sums.norm(dim=1) > 0
+    filled[:first] = False
+    centres = torch.nn.functional.normalize(sums, dim=1) * weight.norm(dim=1).mean()
+    weight[filled] = centres[filled]
+
+
+def _keep_index(
+    clusters: NDArray[np.int64], before: NDArray[np.int64], old: int, classes: int
+) -> NDArray[np.int64]:
+    """``clusters`` [N] with new ones renumbered to overlap most with the classes of ``before`` [N]."""
+    both = (clusters >= old) & (before >= old)
+    overlap = np.zeros((classes - old, classes - old), dtype=np.int64)
+    np.add.at(overlap, (clusters[both] - old, before[both] - old), 1)
+    rows, columns = linear_sum_assignment(overlap, maximize=True)
+    renumbered = np.arange(classes)
+    renumbered[rows + old] = columns + old
+    kept: NDArray[np.int64] = renumbered[clusters]
+    return kept
 
 
 @torch.no_grad()

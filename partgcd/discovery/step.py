@@ -61,7 +61,7 @@ def step_loss(
     if maps is not None and out.part is not None and out.parts is not None:
         with autocast():
             part_projected = model.projector(out.part)
-            part_cosine = model.prototypes(out.part)
+            part_cosine = model.part_cosine(out.part)
         part = base_loss(
             _views(part_cosine),
             _views(part_projected),

@@ -46,6 +46,7 @@ class DiscoveryModel(nn.Module):
             if parts is not None
             else None
         )
+        self.part_prototypes: Prototypes | None = None
         self.foreground_pooling = settings.parts.foreground_pooling
         self.normalise_parts = settings.parts.normalise_parts
 
@@ -68,6 +69,21 @@ class DiscoveryModel(nn.Module):
         weight = self.pooling_weight(out.attention)
         parts = part_features(maps, out.patches, weight, normalise=self.normalise_parts)
         return self.adapter(parts), parts
+
+    def part_cosine(self, feature: Tensor) -> Tensor:
+        """Cosines [B, C] of part-enhanced features [B, D] with the part head's prototypes.
+
+        They are the class head's own (Eq. 14) until `start_part_prototypes` gave the part head its own.
+        """
+        cosine: Tensor = (self.part_prototypes or self.prototypes)(feature)
+        return cosine
+
+    def start_part_prototypes(self, weight: Tensor) -> None:
+        """Give the part head prototypes ``weight`` [C, D] of its own."""
+        own = Prototypes(*weight.shape)
+        with torch.no_grad():
+            own.weight.copy_(weight)
+        self.part_prototypes = own.to(weight.device)
 
     def pooling_weight(self, attention: Tensor) -> Tensor | None:
         """Foreground weights [B, P] of Eq. 10 from class attention [B, P]; None pools all patches alike."""

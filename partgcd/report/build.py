@@ -17,7 +17,8 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from partgcd.config.errors import UserError
-from partgcd.report.colours import category_colour, part_colour
+from partgcd.parts.overlay import part_colour
+from partgcd.report.colours import category_colour
 from partgcd.report.embed import embed
 from partgcd.report.figures import changed_curve, feature_map, loss_curves, quality_curves
 from partgcd.report.read import Category, RunRecord, part_count, read_features, read_part_maps, read_run
@@ -249,7 +250,9 @@ def _details(record: RunRecord) -> list[str]:
         places = f"{empty:,} places" if empty > 1 else "One place"
         details.append(f"{places} for new categories stayed empty.")
     if record.summary.get("classes", {}).get("estimated"):
-        details.append("The number of categories was estimated from the images.")
+        estimate = record.summary["classes"].get("estimate") or {}
+        fits = f": {estimate['low']} to {estimate['high']} fit as well" if "low" in estimate else ""
+        details.append(f"The number of categories was estimated from the images{fits}.")
     if record.duplicates:
         copies = len(record.duplicates)
         details.append(

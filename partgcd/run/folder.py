@@ -65,6 +65,7 @@ class RunFolder:
         self.quarantine = path / "quarantine.csv"
         self.classes = path / "classes.json"
         self.features = path / "features.safetensors"
+        self.model = path / "model.safetensors"
         self.predictions = path / "predictions.parquet"
         self.evaluation = path / "evaluation.json"
         self.summary = path / "summary.json"
