@@ -57,7 +57,7 @@ class BackboneSettings(Section):
 class TrainSettings(Section):
     epochs: int = Field(20, ge=1, description="Passes over as many images as the catalog holds (paper: 200).")
     batch_size: int = Field(32, ge=2, description="Images a step, each in two views (paper: 128).")
-    lr: Positive = Field(0.015, description="Peak SGD step size (paper: 0.1).")
+    lr: Positive = Field(0.03, description="Peak SGD step size (paper: 0.1).")
     lr_floor: Share = Field(
         1e-3, description="Last step size as a share of the peak, cosine per epoch (paper: 1e-3)."
     )
@@ -200,7 +200,7 @@ class DiscoverySettings(Section):
         description="Prototypes from semi-supervised k-means of untrained features, or random (paper).",
     )
     prototype_refits: list[Share] = Field(
-        [0.1, 0.2, 0.3, 1.0],
+        [0.1, 0.2, 0.3, 0.4, 1.0],
         description="Shares of the epochs after which the new classes' prototypes are set anew to clusters of "
         "the features learned so far; 1 is after the last, then of all classes; [] is never (paper).",
     )

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from partgcd.config.errors import UserError
-from partgcd.config.tree import Settings, TrainSettings
+from partgcd.config.tree import DiscoverySettings, Settings, TrainSettings
 from partgcd.discovery import fit as fitting
 from partgcd.discovery.discover import build_catalog
 from partgcd.discovery.fit import class_sizes, fit, learning_rate
+from partgcd.discovery.refresh import compute_part_features
 from partgcd.discovery.sampler import epoch_batches
 from partgcd.discovery.step import StepLoss
 from partgcd.run.checkpoint import list_checkpoints
@@ -181,3 +182,38 @@ def test_cached_views_and_fresh_ones_are_other_roads_to_a_run(
         assert (fitted.setup.pool is not None) == bool(pool)
         losses.append(world.folder.read_metrics()[0]["loss"]["total"])
     assert losses[0] != losses[1]
+
+
+@given(epochs=st.integers(1, 60), shares=st.lists(st.floats(0.0, 1.0), max_size=6))
+def test_refits_come_after_whole_epochs_and_never_before_the_first(epochs: int, shares: list[float]) -> None:
+    settings = Settings(
+        train=TrainSettings(epochs=epochs), discovery=DiscoverySettings(prototype_refits=shares)
+    )
+    due = [after for after in range(epochs + 1) if fitting.refit_due(after, settings)]
+    assert 0 not in due
+    assert due == sorted({max(1, round(share * epochs)) for share in shares})
+
+
+@pytest.mark.parametrize("refits", ["[]", "[0.5]", "[0.5, 1.0]"])
+def test_the_last_clustering_gives_each_head_its_own_centres(
+    tmp_path: Path, photos: Path, settings_of: SettingsOf, refits: str
+) -> None:
+    settings = settings_of("discovery.classes=4", "train.epochs=2", f"discovery.prototype_refits={refits}")
+    world = world_for(tmp_path / "run", photos, settings)
+    fitted = fit(settings, build_catalog(world.folder, settings, world), world)
+    model = fitted.setup.model
+    if "1.0" not in refits:
+        assert model.part_prototypes is None
+        return
+    assert model.part_prototypes is not None and fitted.parts is not None
+    setup = fitted.setup
+    features = compute_part_features(
+        model, fitted.parts, setup.evaluation, settings, world.device, setup.autocast, lambda *_: None
+    )
+    own = model.part_prototypes.unit().detach()
+    # A centre is nearer to the features of its cluster than another head's prototypes are.
+    assert float((features @ own.T).amax(dim=1).mean()) > float(
+        (features @ model.prototypes.unit().detach().T).amax(dim=1).mean()
+    )
+    named = {name for name in model.trainable_state() if name.startswith("part_prototypes")}
+    assert named == {"part_prototypes.weight"}
