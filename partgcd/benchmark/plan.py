@@ -77,12 +77,15 @@ class Plan(_Strict):
     blocks: list[Block]
 
     def jobs(self) -> Iterator[Job]:
-        """Every run once, in the order of the blocks; what shares views stands together."""
+        """Every run once, in the order of the blocks, a seed of all sets before the next seed.
+
+        What shares views stands together.
+        """
         seen = set()
         for block in self.blocks:
-            for name in block.sets:
-                for backbone in block.backbones:
-                    for seed in block.seeds:
+            for seed in block.seeds:
+                for name in block.sets:
+                    for backbone in block.backbones:
                         for method in block.methods:
                             job = Job(name, backbone, method, seed)
                             if job not in seen:

@@ -88,7 +88,7 @@ class LossSettings(Section):
         0.15, description="Share of the epochs over which tau_t falls (paper: 30 of 200)."
     )
     mean_entropy_weight: float = Field(
-        2.0,
+        1.0,
         ge=0.0,
         description="Weight of the mean-entropy term, inside the (1 - lambda) factor (paper: 1; CUB 2, CIFAR-100 4).",
     )
