@@ -196,13 +196,16 @@ class DiscoverySettings(Section):
     )
     classes: int | Literal["auto"] = Field("auto", description="Number of categories, old and new together.")
     prototype_start: Literal["clusters", "random"] = Field(
-        "clusters",
+        "random",
         description="Prototypes from semi-supervised k-means of untrained features, or random (paper).",
     )
     prototype_refits: list[Share] = Field(
         [0.1, 0.2, 0.3, 0.4, 1.0],
         description="Shares of the epochs after which the new classes' prototypes are set anew to clusters of "
         "the features learned so far; 1 is after the last, then of all classes; [] is never (paper).",
+    )
+    cluster_temperature: Positive = Field(
+        0.05, description="Temperature of the last clustering's assignment by cosine."
     )
     classes_max: int = Field(1000, ge=2, description="Largest number of categories 'auto' considers.")
     sinkhorn_temperature: Positive = Field(

@@ -72,7 +72,9 @@ def estimate_classes(
     ways: dict[str, tuple[int, int, int]] = {}
     if known.any():
         truth = labels[known]
-        curves = {k: np.mean([_per_class(truth, one[known]) for one in found], axis=0) for k, found in runs.items()}
+        curves = {
+            k: np.mean([_per_class(truth, one[known]) for one in found], axis=0) for k, found in runs.items()
+        }
         ways["k-means"] = _interval(curves, silhouettes)
         scores = {k: float(values.mean()) for k, values in curves.items()}
         rows = _subsample(known, seed)
@@ -95,7 +97,9 @@ def estimate_classes(
     for name, share in (("fewer", 0.9), ("more", 1.1)):
         other = _kmeans(features, max(2, min(round(estimate * share), len(features))), seed)
         partner = match(middle, other)
-        moved[name] = float(np.mean([partner.get(int(b), -1) != a for a, b in zip(middle, other, strict=True)]))
+        moved[name] = float(
+            np.mean([partner.get(int(b), -1) != a for a, b in zip(middle, other, strict=True)])
+        )
     return ClassCount(
         estimate,
         min(way[1] for way in ways.values()),
@@ -123,9 +127,7 @@ def _per_class(truth: NDArray[np.int64], clusters: NDArray[np.int64]) -> NDArray
     ])  # fmt: skip
 
 
-def _interval(
-    curves: dict[int, NDArray[np.float64]], silhouettes: dict[int, float]
-) -> tuple[int, int, int]:
+def _interval(curves: dict[int, NDArray[np.float64]], silhouettes: dict[int, float]) -> tuple[int, int, int]:
     """(estimate, low, high) of one way: the k within one standard error, over classes, of the best."""
     means = {k: float(values.mean()) for k, values in curves.items()}
     best = max(means, key=lambda k: (means[k], silhouettes[k], -k))

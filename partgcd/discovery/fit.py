@@ -22,13 +22,13 @@ from partgcd.discovery.predict import PartModel
 from partgcd.discovery.refresh import (
     Assignment,
     assign,
+    compute_answers,
     compute_features,
-    compute_part_features,
     refit_bank,
 )
 from partgcd.discovery.sampler import epoch_batches
 from partgcd.discovery.setup import Setup, prepare, stopping_ticker
-from partgcd.discovery.starts import refit_clusters, set_prototypes
+from partgcd.discovery.starts import refit_clusters, set_prototypes, settle_clusters
 from partgcd.discovery.step import step_loss
 from partgcd.model.losses import alpha_at, teacher_temperature
 from partgcd.parts.bank import GMMBank
@@ -143,23 +143,24 @@ def _refresh(
     tick = stopping_ticker(world, "refresh")
     model, last = setup.model, number > settings.train.epochs
 
-    def part_features(bank: GMMBank) -> Tensor:
-        parts = setup.part_model(bank)
-        assert parts is not None
-        return compute_part_features(
-            model, parts, setup.evaluation, settings, world.device, setup.autocast, tick
+    def answers(bank: GMMBank | None) -> tuple[Tensor, Tensor | None]:
+        return compute_answers(
+            model, setup.part_model(bank), setup.evaluation, settings, world.device, setup.autocast, tick
         )
 
     features = compute_features(model, setup.evaluation, world.device, setup.autocast, tick)
     clusters: Tensor | None = None
     if refit_due(number - 1, settings):
-        joint = features.cls
-        if last and bank is not None:
-            # Whole and parts together tell the last clusters; before, the adapter still learns to see parts.
-            joint = torch.cat([joint, settings.parts.cluster_weight * part_features(bank)], dim=1)
-        predicted = model.prototypes(features.cls).argmax(dim=1)
-        seed = (settings.seed * 1009 + number) % 2**31
-        clusters = refit_clusters(joint, setup.labels, predicted, setup.old, setup.classes, seed)
+        if last:
+            # Whole and parts together, from what both heads say.
+            fused, part = answers(bank)
+            weight = settings.parts.cluster_weight
+            joint = features.cls if part is None else torch.cat([features.cls, weight * part], dim=1)
+            clusters = settle_clusters(joint, setup.labels, fused, settings.discovery.cluster_temperature)
+        else:
+            predicted = model.prototypes(features.cls).argmax(dim=1)
+            seed = (settings.seed * 1009 + number) % 2**31
+            clusters = refit_clusters(features.cls, setup.labels, predicted, setup.old, setup.classes, seed)
         set_prototypes(model.prototypes.weight, features.cls, clusters, 0 if last else setup.old)
         momentum = optimiser.state.get(model.prototypes.weight, {}).get("momentum_buffer")
         if momentum is not None:
@@ -173,9 +174,11 @@ def _refresh(
         )  # fmt: skip
         extra |= {"gmm_log_likelihood": likelihood, "mixture_seconds": took}
         if last and clusters is not None:
+            _, part = answers(bank)
+            assert part is not None
             model.start_part_prototypes(model.prototypes.weight)
             assert model.part_prototypes is not None
-            set_prototypes(model.part_prototypes.weight, part_features(bank), clusters)
+            set_prototypes(model.part_prototypes.weight, part, clusters)
     if previous is not None:
         extra["changed"] = float((previous != assignment.predicted).float().mean())
     extra["sizes"] = class_sizes(assignment.predicted, setup.classes)

@@ -77,26 +77,31 @@ def compute_features(
 
 
 @torch.no_grad()
-def compute_part_features(
+def compute_answers(
     model: DiscoveryModel,
-    parts: PartModel,
+    parts: PartModel | None,
     store: TokenStore,
     settings: Settings,
     device: torch.device,
     autocast: Autocast,
     tick: Callable[[int, int], None],
-) -> Tensor:
-    """Part-enhanced features [N, D], unit norm, of the evaluation view of every image, as `predict` makes them."""
-    found = []
+) -> tuple[Tensor, Tensor | None]:
+    """What `predict` says of the evaluation view of every image.
+
+    Returns:
+        fused probabilities [N, C], and part-enhanced features [N, D] with unit norm (None without parts).
+    """
+    fused, feature = [], []
     for start in range(0, store.rows, BATCH):
         tick(start, store.rows)
         tokens = store.read(np.arange(start, min(start + BATCH, store.rows)), device)
         with autocast():
-            feature = predict(model, parts, tokens, settings.parts, settings.discovery).feature
-        assert feature is not None
-        found.append(torch.nn.functional.normalize(feature.float(), dim=1))
+            found = predict(model, parts, tokens, settings.parts, settings.discovery)
+        fused.append(found.fused.float())
+        if found.feature is not None:
+            feature.append(torch.nn.functional.normalize(found.feature.float(), dim=1))
     tick(store.rows, store.rows)
-    return torch.cat(found)
+    return torch.cat(fused), torch.cat(feature) if feature else None
 
 
 @torch.no_grad()

@@ -57,6 +57,34 @@ def refit_clusters(
 
 
 @torch.no_grad()
+def settle_clusters(
+    features: Tensor, labels: Tensor, probabilities: Tensor, temperature: float, iterations: int = 20
+) -> Tensor:
+    """Clusters [N] near the answers so far: a mixture on the unit sphere, labelled images held to their class.
+
+    EM for von Mises-Fisher components of one concentration, 1 / temperature, with shares of their own (Banerjee
+    et al. 2005), from the heads' probabilities. Unlike k-means it neither forgets what training found nor
+    wants classes of one size.
+
+    Args:
+        features: [N, F], of any norm.
+        labels: [N] label index, -1 for none.
+        probabilities: [N, C] where it starts.
+        temperature: of the assignment by cosine.
+    """
+    unit = torch.nn.functional.normalize(features, dim=1)
+    known = labels >= 0
+    pinned = torch.nn.functional.one_hot(labels[known], probabilities.shape[1]).to(unit)
+    q = probabilities.to(unit).clone()
+    for _ in range(iterations):
+        q[known] = pinned
+        centres = torch.nn.functional.normalize(q.T @ unit, dim=1)
+        shares = q.mean(dim=0).clamp_min(1e-9)
+        q = (unit @ centres.T / temperature + shares.log()).softmax(dim=1)
+    return torch.where(known, labels, q.argmax(dim=1))
+
+
+@torch.no_grad()
 def set_prototypes(weight: Tensor, features: Tensor, clusters: Tensor, first: int = 0) -> None:
     """Turn prototypes ``weight`` [C, D], from row ``first`` on, to their cluster's mean of ``features`` [N, D].
 

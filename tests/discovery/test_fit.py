@@ -18,7 +18,7 @@ from partgcd.config.tree import DiscoverySettings, Settings, TrainSettings
 from partgcd.discovery import fit as fitting
 from partgcd.discovery.discover import build_catalog
 from partgcd.discovery.fit import class_sizes, fit, learning_rate
-from partgcd.discovery.refresh import compute_part_features
+from partgcd.discovery.refresh import compute_answers
 from partgcd.discovery.sampler import epoch_batches
 from partgcd.discovery.step import StepLoss
 from partgcd.run.checkpoint import list_checkpoints
@@ -207,9 +207,10 @@ def test_the_last_clustering_gives_each_head_its_own_centres(
         return
     assert model.part_prototypes is not None and fitted.parts is not None
     setup = fitted.setup
-    features = compute_part_features(
+    _, features = compute_answers(
         model, fitted.parts, setup.evaluation, settings, world.device, setup.autocast, lambda *_: None
     )
+    assert features is not None
     own = model.part_prototypes.unit().detach()
     # A centre is nearer to the features of its cluster than another head's prototypes are.
     assert float((features @ own.T).amax(dim=1).mean()) > float(

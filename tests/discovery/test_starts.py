@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from partgcd.discovery.starts import refit_clusters, set_prototypes
+from partgcd.discovery.starts import refit_clusters, set_prototypes, settle_clusters
 
 
 def blobs(classes: int, each: int = 30, dim: int = 12, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,3 +54,27 @@ def test_prototypes_turn_to_their_clusters_and_keep_their_size(first: int) -> No
     for row in range(first, 4):
         mean = features[truth == row].mean(dim=0)
         assert torch.allclose(weight[row], mean / mean.norm() * size, atol=1e-5)
+
+
+def test_settling_repairs_wrong_answers_and_holds_labels() -> None:
+    features, truth = blobs(4)
+    labels = torch.full_like(truth, -1)
+    labels[::7] = truth[::7]
+    labels[0] = 3  # a label holds even where the image looks like another class
+    said = truth.clone()
+    said[1::4] = (said[1::4] + 1) % 4  # a quarter of the answers is wrong
+    start = torch.nn.functional.one_hot(said, 4).float() * 0.6 + 0.1
+    clusters = settle_clusters(features, labels, start, 0.05)
+    assert (clusters[labels >= 0] == labels[labels >= 0]).all()
+    assert (clusters == truth)[1:].all()
+
+
+def test_settling_does_not_even_out_class_sizes() -> None:
+    draw = np.random.default_rng(0)
+    rows = np.concatenate([
+        np.eye(8)[0] + 0.35 * draw.normal(size=(400, 8)), np.eye(8)[1] + 0.05 * draw.normal(size=(12, 8)),
+    ])  # fmt: skip
+    features, truth = torch.from_numpy(rows).float(), torch.tensor([0] * 400 + [1] * 12)
+    start = torch.nn.functional.one_hot(truth, 2).float() * 0.8 + 0.1
+    clusters = settle_clusters(features, torch.full_like(truth, -1), start, 0.05)
+    assert (clusters[400:] == 1).all() and int((clusters == 1).sum()) < 40
