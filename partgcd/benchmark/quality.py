@@ -38,18 +38,23 @@ def pending(plan: Plan, jobs: list[Job], results: Path) -> list[Job]:
 
 
 def _fresh(plan: Plan, job: Job, results: Path) -> bool:
+    """Whether the result is there and was measured with the settings the plan asks for.
+
+    A setting that the result does not know came later, and its default is what the result was measured with.
+    """
     file = job.file(results)
     if not file.exists():
         return False
     kept = read_json(file)
-    wanted = plan.settings(job, int(kept["classes"]["true"]), {})
-    return bool(kept["settings"] == settings_digest(wanted))
+    wanted = measured_settings(plan.settings(job, int(kept["classes"]["true"]), {}))
+    return all(wanted[key] == value for key, value in kept["settings"].items() if key in wanted)
 
 
-def settings_digest(settings: Settings) -> str:
-    """What a result depends on, but for the data and the code."""
+def measured_settings(settings: Settings) -> dict[str, object]:
+    """Dotted key to value of every setting that a result depends on, as JSON keeps them."""
     leaves = {key: value for key, value in flatten(settings).items() if key not in _MACHINE}
-    return hashlib.sha256(json.dumps(leaves, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    kept: dict[str, object] = json.loads(json.dumps(leaves))
+    return kept
 
 
 def run_plan(
@@ -126,7 +131,8 @@ def _run(
     say: Callable[[str], None],
     progress: Callable[..., None] | None,
 ) -> None:
-    digest = settings_digest(settings)
+    measured = measured_settings(settings)
+    digest = hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:12]
     path = work / "runs" / f"{job.set}+{job.backbone.replace('/', '_')}+{job.method}+{job.seed}+{digest}"
     if (path / "run.json").exists():
         run = RunFolder.open(path)
@@ -153,7 +159,7 @@ def _run(
     last = run.read_metrics()[-1:]
     write_json(job.file(results), {
         "set": job.set, "backbone": job.backbone, "method": job.method, "seed": job.seed,
-        "settings": digest,
+        "settings": measured,
         "accuracy": {key: accuracy[key] for key in ("set", "v2", "heads", "nmi", "ari")},
         "purity": [point["purity"] for point in accuracy["curve"]],
         "curve": [round(point["all"], 4) for point in accuracy["curve"]],

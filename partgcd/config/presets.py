@@ -11,6 +11,7 @@ _PAPER: dict[str, object] = {
     "loss.mean_entropy_weight": 1.0,
     "loss.unsupervised_temperature": 0.07,
     "loss.supervised_temperature": 1.0,
+    "parts.count": "auto",
     "parts.projection": 0,
     "parts.alpha": 2.0,
     "parts.pdr_positive_in_denominator": False,

@@ -108,7 +108,7 @@ class LossSettings(Section):
 
 class PartSettings(Section):
     count: int | Literal["auto"] = Field(
-        "auto", description="K, parts a class; 'auto' takes the best silhouette."
+        5, description="K, parts a class; 'auto' takes the best silhouette of 3 to 8 (paper)."
     )
     count_min: int = Field(3, ge=2, description="Smallest K that 'auto' tries (paper: 3).")
     count_max: int = Field(8, ge=2, description="Largest K that 'auto' tries (paper: 8).")
@@ -131,6 +131,9 @@ class PartSettings(Section):
     candidate_temperature: Positive = Field(1.0, description="Temperature of Eq. 6 (paper: none, i.e. 1).")
     attention_filter: bool = Field(
         True, description="Fit mixtures on patches with at least mean class attention."
+    )
+    mixtures: Literal["gaussian", "kmeans"] = Field(
+        "gaussian", description="What splits a class into parts: Gaussians, or k-means (paper's ablation)."
     )
     projection: int = Field(
         64, ge=0, description="PCA dimensions of the frozen patches before the mixtures; 0 keeps all (paper)."
@@ -177,6 +180,9 @@ class PartSettings(Section):
     contrast: bool = Field(True, description="Contrastive losses on the part feature (paper's ablation).")
     adapter_start: Literal["linear", "random"] = Field(
         "linear", description="Part adapter beside a linear guess of the class token, or all random (paper)."
+    )
+    adapter: Literal["mlp", "mean"] = Field(
+        "mlp", description="How part features become one: the part adapter, or their mean (paper's ablation)."
     )
     adapter_hidden: int = Field(
         0, ge=0, description="Hidden width of the part adapter; 0 is the backbone's D."

@@ -24,6 +24,7 @@ from partgcd.discovery.sinkhorn import pin_labelled, sinkhorn
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.em import fit_mixtures
+from partgcd.parts.hard import fit_hard
 from partgcd.parts.maps import attention_filter
 from partgcd.parts.projection import Projection, project
 from partgcd.parts.slots import align_slots, permute
@@ -185,7 +186,7 @@ def refit_bank(
     """Fit every class's mixture on its candidates, from the last bank, slots aligned to the shared mixture.
 
     Returns:
-        the new bank, the mean log-likelihood a patch, and the seconds that EM and alignment took.
+        the new bank, the mean log-likelihood a patch (0 for k-means), and the seconds that EM and alignment took.
     """
     parts = settings.parts
     order = torch.argsort(candidates.classes, stable=True)
@@ -199,18 +200,23 @@ def refit_bank(
     sizes = torch.zeros(total, dtype=torch.long, device=device).index_add_(0, classes, per_row)
     cold = not bool(bank.fitted.any())
     floor = parts.variance_floor * float(bank.shared.var.mean())
-    result = fit_mixtures(
-        patches,
-        sizes,
-        bank.mixture,
-        iterations=parts.em_iterations if cold else parts.em_iterations_warm,
-        tolerance=parts.em_tolerance,
-        variance_floor=floor,
-        prior=bank.shared if parts.prior_strength > 0 else None,
-        prior_strength=parts.prior_strength,
-    )
+    mean = 0.0
+    if parts.mixtures == "kmeans":
+        fit = fit_hard(patches, sizes, bank.mixture)
+    else:
+        result = fit_mixtures(
+            patches,
+            sizes,
+            bank.mixture,
+            iterations=parts.em_iterations if cold else parts.em_iterations_warm,
+            tolerance=parts.em_tolerance,
+            variance_floor=floor,
+            prior=bank.shared if parts.prior_strength > 0 else None,
+            prior_strength=parts.prior_strength,
+        )
+        fit = result.mixture
     fitted = sizes >= parts.min_patches
-    mixture = permute(result.mixture, align_slots(result.mixture, bank.shared.mu))
+    mixture = permute(fit, align_slots(fit, bank.shared.mu))
     keep, shared = fitted.view(-1, 1), bank.shared
     new = GMMBank(
         torch.where(keep, mixture.log_pi, shared.log_pi),
@@ -219,8 +225,9 @@ def refit_bank(
         shared,
         fitted,
     )
-    last = (result.iterations_run.clamp_min(1) - 1).view(1, -1)
-    reached = result.log_likelihood.gather(0, last)[0].nan_to_num()
-    weights = torch.where(fitted, sizes, 0).cpu().to(reached.dtype)
-    mean = float((reached * weights).sum() / weights.sum().clamp_min(1))
+    if parts.mixtures != "kmeans":
+        last = (result.iterations_run.clamp_min(1) - 1).view(1, -1)
+        reached = result.log_likelihood.gather(0, last)[0].nan_to_num()
+        weights = torch.where(fitted, sizes, 0).cpu().to(reached.dtype)
+        mean = float((reached * weights).sum() / weights.sum().clamp_min(1))
     return new, mean, time.perf_counter() - began

@@ -47,6 +47,7 @@ class DiscoveryModel(nn.Module):
             else None
         )
         self.part_prototypes: Prototypes | None = None
+        self.mean_of_parts = settings.parts.adapter == "mean"
         self.foreground_pooling = settings.parts.foreground_pooling
         self.normalise_parts = settings.parts.normalise_parts
 
@@ -68,7 +69,7 @@ class DiscoveryModel(nn.Module):
             raise ValueError("this model was built without parts")
         weight = self.pooling_weight(out.attention)
         parts = part_features(maps, out.patches, weight, normalise=self.normalise_parts)
-        return self.adapter(parts), parts
+        return (parts.mean(dim=1) if self.mean_of_parts else self.adapter(parts)), parts
 
     def part_cosine(self, feature: Tensor) -> Tensor:
         """Cosines [B, C] of part-enhanced features [B, D] with the part head's prototypes.

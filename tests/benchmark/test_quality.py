@@ -139,3 +139,17 @@ def test_the_table_gives_mean_and_deviation_over_seeds() -> None:
     assert table[1]["All"] == "90.0" and table[1]["purity"] == "" and table[1]["New"] == ""
     text = markdown(table)
     assert text.count("\n") == 4 and "part head" not in text
+
+
+def test_a_setting_that_came_later_does_not_void_a_result(photos: Path, tmp_path: Path) -> None:
+    plan = make_plan(seeds=(0,))
+    job = plan.chosen(None, ["gcd"])[0]
+    run_plan(plan, [job], photos, tmp_path / "results", tmp_path / "work", MACHINE, lambda _: None)
+    file = job.file(tmp_path / "results")
+    result = json.loads(file.read_text())
+    del result["settings"]["parts.adapter"]
+    file.write_text(json.dumps(result))
+    assert not pending(plan, [job], tmp_path / "results")
+    result["settings"]["train.momentum"] = 0.5
+    file.write_text(json.dumps(result))
+    assert pending(plan, [job], tmp_path / "results") == [job]
