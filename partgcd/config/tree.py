@@ -202,7 +202,7 @@ class DiscoverySettings(Section):
     )
     classes: int | Literal["auto"] = Field("auto", description="Number of categories, old and new together.")
     prototype_start: Literal["clusters", "random"] = Field(
-        "random",
+        "clusters",
         description="Prototypes from semi-supervised k-means of untrained features, or random (paper).",
     )
     prototype_refits: list[Share] = Field(

@@ -81,7 +81,7 @@ class DiscoveryModel(nn.Module):
 
     def start_part_prototypes(self, weight: Tensor) -> None:
         """Give the part head prototypes ``weight`` [C, D] of its own."""
-        own = Prototypes(*weight.shape)
+        own = Prototypes(*weight.shape, torch.Generator().manual_seed(0))  # torch's own state stays as it was
         with torch.no_grad():
             own.weight.copy_(weight)
         self.part_prototypes = own.to(weight.device)

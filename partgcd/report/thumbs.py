@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from partgcd.report.colours import part_colour, rgb
+from partgcd.parts.overlay import tinted
 
 SIDE = 112
 _QUALITY = 80
@@ -41,29 +40,8 @@ def part_overlay(
     attention: NDArray[np.float32] | None,
     grid: tuple[int, int],
 ) -> str:
-    """One image [3,S,S] tinted by its part maps [P,K] (Eq. 9), as a JPEG data URI.
-
-    Every spot takes the mean of the part colours weighted by their responsibilities; the tint is stronger
-    where the class attention [P] is, because responsibilities sum to one on the background as well.
-    """
-    photo = _small(pixels)
-    size = photo.size
-    shares = np.stack([_upsample(maps[:, k], grid, size) for k in range(maps.shape[1])], axis=-1)
-    shares = np.clip(shares, 0.0, None)
-    shares = shares**2  # mixed spots would turn grey
-    shares /= np.maximum(shares.sum(axis=-1, keepdims=True), 1e-6)
-    colours = np.array([rgb(part_colour(k)) for k in range(maps.shape[1])], dtype=np.float32)
-    tint = shares @ colours
-    strength = np.full((size[1], size[0], 1), 0.5, dtype=np.float32)
-    if attention is not None and float(attention.max()) > 0.0:
-        peak = float(np.quantile(attention, 0.95)) or float(attention.max())
-        looked_at = np.clip(_upsample(np.minimum(attention / peak, 1.0), grid, size), 0.0, 1.0)
-        strength = (0.12 + 0.58 * looked_at)[..., None]
-    colour = np.asarray(photo, dtype=np.float32)
-    grey = colour @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
-    base = 0.85 * (0.25 * colour + 0.75 * grey[..., None])  # a muted photo leaves the hue to the parts
-    mixed = np.clip((1.0 - strength) * base + strength * tint, 0.0, 255.0)
-    return _uri(Image.fromarray(mixed.astype(np.uint8)))
+    """One image [3,S,S] tinted by its part maps [P,K], as a JPEG data URI."""
+    return _uri(tinted(_small(pixels), maps, attention, grid))
 
 
 def part_shares(maps: NDArray[np.float32], attention: NDArray[np.float32] | None) -> list[float]:
@@ -81,13 +59,6 @@ def _small(pixels: NDArray[np.uint8]) -> Image.Image:
     photo = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
     photo.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     return photo
-
-
-def _upsample(
-    values: NDArray[np.float32], grid: tuple[int, int], size: tuple[int, int]
-) -> NDArray[np.float32]:
-    plane = Image.fromarray(np.ascontiguousarray(values.reshape(grid), dtype=np.float32))
-    return cast("NDArray[np.float32]", np.asarray(plane.resize(size, Image.Resampling.BICUBIC)))
 
 
 def _uri(picture: Image.Image) -> str:
