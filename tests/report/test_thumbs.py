@@ -8,7 +8,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from partgcd.report.colours import category_colour, part_colour, rgb
+from partgcd.parts.overlay import part_colour, rgb
+from partgcd.report.colours import category_colour
 from partgcd.report.thumbs import ImageBudget, part_overlay, part_shares, thumbnail
 
 GREY = np.full((3, 224, 224), 128, np.uint8)
