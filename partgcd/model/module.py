@@ -81,7 +81,9 @@ class DiscoveryModel(nn.Module):
 
     def start_part_prototypes(self, weight: Tensor) -> None:
         """Give the part head prototypes ``weight`` [C, D] of its own."""
-        own = Prototypes(*weight.shape, torch.Generator().manual_seed(0))  # torch's own state stays as it was
+        classes, dim = weight.shape
+        # With a generator of its own: torch's random state decides later steps of other runs.
+        own = Prototypes(classes, dim, torch.Generator().manual_seed(0))
         with torch.no_grad():
             own.weight.copy_(weight)
         self.part_prototypes = own.to(weight.device)
