@@ -12,7 +12,7 @@ import sys
 import typer
 
 from partgcd import __version__
-from partgcd.cli import benchmark, images, machine, results, train
+from partgcd.cli import benchmark, classify, export, images, machine, results, train
 
 app = typer.Typer(
     name="partgcd",
@@ -36,6 +36,9 @@ app.command("inspect")(images.inspect)
 app.command("train")(train.train)
 app.command("evaluate")(results.evaluate)
 app.command("report")(results.report)
+app.command("export")(export.export)
+app.add_typer(export.bundle, name="bundle")
+app.command("classify")(classify.classify)
 app.command("demo")(images.demo)
 app.command("doctor")(machine.doctor)
 app.add_typer(machine.weights, name="weights")

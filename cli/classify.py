@@ -1,0 +1,105 @@
+"""``partgcd classify``: what is on these images, by the thousand if need be."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def classify(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    images: Annotated[
+        list[str], typer.Argument(help="Files, folders, patterns, or - for a list of files on stdin.")
+    ],
+    form: Annotated[str, typer.Option("--format", help="csv, jsonl or table.")] = "table",
+    top_k: Annotated[int, typer.Option(help="Categories to name an image.", min=1)] = 1,
+    explain: Annotated[
+        Path | None, typer.Option(help="Folder to draw each image's parts into.", show_default=False)
+    ] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads of the graph; 0 takes all there are.", min=0)] = 0,
+    batch: Annotated[int, typer.Option(help="Images a run of the graph.", min=1, max=256)] = 8,
+) -> None:
+    """Put images into a bundle's categories, one row each. Exit code 1 if any image could not be read.
+
+    Example: partgcd classify model photos/ --format csv --top-k 3 > answers.csv
+    """
+    from partgcd.cli.answers import FORMATS
+    from partgcd.config.errors import UserError
+
+    if form not in FORMATS:
+        raise UserError(f"no format '{form}': use {', '.join(FORMATS)}")
+    files = find_images(images)
+    from partgcd.cli.answers import write_answers
+    from partgcd.cli.progress import Progress
+    from partgcd.export.predictor import Predictor
+    from partgcd.export.stream import classify_stream
+
+    predictor = Predictor.load(bundle, threads)
+    if explain is not None and not predictor.has_parts:
+        raise UserError(f"'{bundle}' was made by a method without parts: --explain has nothing to draw")
+    total = len(files) if isinstance(files, list) else 0
+    progress = Progress()
+    answers = classify_stream(predictor, files, top_k, explain is not None, batch)
+    try:
+        failed = write_answers(
+            answers, form, min(top_k, len(predictor.classes)), explain, predictor.has_parts,
+            lambda done: progress.update("classifying", done, total) if total else None,
+        )  # fmt: skip
+    finally:
+        progress.close()
+    if failed:
+        typer.echo(f"{failed} of the images could not be read; their rows say why", err=True)
+        raise typer.Exit(1)
+
+
+def find_images(words: list[str]) -> list[Path] | Iterator[Path]:
+    """The files that the command line names, in its order; read from stdin as they come for '-'.
+
+    A file that is named is taken whatever its suffix; of folders, image files at any depth, by name.
+
+    Raises:
+        UserError: a folder without images, a pattern that fits nothing, or '-' beside other words.
+    """
+    from partgcd.config.errors import UserError
+
+    if "-" in words:
+        if len(words) > 1:
+            raise UserError("- reads the list of images from stdin: give it alone")
+        return (Path(line) for line in map(_stripped, sys.stdin) if line)
+    found: list[Path] = []
+    for word in words:
+        path = Path(word)
+        if path.is_dir():
+            inside = list(_inside(path))
+            if not inside:
+                raise UserError(f"no images in '{word}'")
+            found += inside
+        elif glob.has_magic(word) and not path.exists():
+            fitting = [Path(name) for name in sorted(glob.glob(word, recursive=True))]  # noqa: PTH207 - any root
+            fitting = [file for each in fitting for file in (_inside(each) if each.is_dir() else [each])]
+            if not fitting:
+                raise UserError(f"no file fits '{word}'")
+            found += fitting
+        else:
+            found.append(path)
+    return found
+
+
+def _stripped(line: str) -> str:
+    return line.rstrip("\r\n")
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    from partgcd.data.decode import SUFFIXES
+
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES:
+                yield Path(place) / name

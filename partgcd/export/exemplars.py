@@ -1,0 +1,111 @@
+"""A few images a class that stand for it: as tokens and keys, and as pictures only if asked for."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.numpy import load_file, save
+from torch.nn.functional import normalize
+
+from partgcd.export.bundle import EXEMPLARS, THUMBNAILS
+from partgcd.export.source import Source
+from partgcd.run.files import write_bytes
+
+PER_CLASS = 5
+"""Exemplars a class, where it has as many images."""
+
+_TOKEN_BYTES = 200_000_000
+"""Largest size of all frozen tokens; with more classes than fit, a class keeps fewer exemplars."""
+
+_SIDE, _QUALITY = 112, 80
+
+
+@torch.no_grad()
+def exemplar_tensors(source: Source) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.int64]]:
+    """Tensors of exemplars.safetensors, and the catalog rows of the M exemplars.
+
+    ``keys`` [M] (uint64, of the image's content), ``classes`` [M], ``labelled`` [M] bool, ``cls`` [M, D] and
+    ``tokens`` [M, T, Dt] of the evaluation view, both in half precision: the trainable block can be trained on
+    the tokens without the images.
+    """
+    rows, classes = choose(source, _affordable(source))
+    tokens, cls = [], []
+    for start in range(0, len(rows), 32):
+        pixels = source.pixels(rows[start : start + 32])
+        made = source.model.backbone.trunk(torch.from_numpy(pixels))
+        tokens.append(made.clamp(-65504.0, 65504.0).half().numpy())
+        cls.append(source.model.backbone.class_token(made)[0].half().numpy())
+    return {
+        "keys": source.catalog.keys[rows],
+        "classes": classes,
+        "labelled": source.catalog.labelled[rows],
+        "cls": np.concatenate(cls),
+        "tokens": np.concatenate(tokens),
+    }, rows
+
+
+def write_exemplars(folder: Path, source: Source, pictures: bool) -> int:
+    """Write exemplars.safetensors and, with ``pictures``, thumbnails; the largest number a class is returned."""
+    tensors, rows = exemplar_tensors(source)
+    write_bytes(
+        folder / EXEMPLARS, save({name: np.ascontiguousarray(value) for name, value in tensors.items()})
+    )
+    if pictures:
+        for row in rows.tolist():
+            key = f"{int(source.catalog.keys[row]):016x}"
+            write_bytes(folder / THUMBNAILS / f"{key}.jpg", _thumbnail(source.pixels(np.array([row]))[0]))
+    return int(np.bincount(tensors["classes"].astype(np.int64)).max())
+
+
+def choose(source: Source, per_class: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and classes of the exemplars: of each class the images whose mean is nearest the class's (herding).
+
+    Labelled images are taken before others (Rebuffi et al., 2017, is the choice within them).
+    """
+    features = torch.from_numpy(load_file(source.run.features)["cls"].astype(np.float32))
+    unit = normalize(features, dim=1).numpy()
+    rows, classes = [], []
+    for index in range(len(source.classes)):
+        own = np.flatnonzero(source.predicted == index)
+        labelled = own[source.catalog.labelled[own]]
+        picked = _herd(unit, labelled, per_class)
+        rest = own[~source.catalog.labelled[own]]
+        picked += _herd(unit, rest, per_class - len(picked))
+        rows += picked
+        classes += [index] * len(picked)
+    return np.array(rows, dtype=np.int64), np.array(classes, dtype=np.int64)
+
+
+def _herd(unit: NDArray[np.float32], rows: NDArray[np.int64], count: int) -> list[int]:
+    if len(rows) == 0 or count <= 0:
+        return []
+    mean, total = unit[rows].mean(axis=0), np.zeros(unit.shape[1], np.float32)
+    left: list[int] = rows.tolist()
+    picked: list[int] = []
+    while left and len(picked) < count:
+        means = (total + unit[left]) / (len(picked) + 1)
+        best = left.pop(int(np.linalg.norm(mean - means, axis=1).argmin()))
+        total = total + unit[best]
+        picked.append(best)
+    return picked
+
+
+def _affordable(source: Source) -> int:
+    info = source.model.backbone.info
+    prefix = 8 if info.kind == "vit" else 0  # class token and registers, at most
+    tokens = info.grid[0] * info.grid[1] + prefix
+    each = 2 * tokens * info.trunk_dim
+    return int(np.clip(_TOKEN_BYTES // (each * len(source.classes)), 1, PER_CLASS))
+
+
+def _thumbnail(pixels: NDArray[np.uint8]) -> bytes:
+    picture = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    picture.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=_QUALITY, optimize=True)
+    return buffer.getvalue()

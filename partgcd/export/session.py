@@ -1,0 +1,83 @@
+"""onnxruntime sessions: threads that do not fight over cores, and the device that is there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partgcd.config.errors import UserError
+from partgcd.export.graph_names import INPUT
+
+Provider = Literal["auto", "cpu", "cuda"]
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+
+def runtime() -> Any:
+    """The onnxruntime module.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UserError(
+            "onnxruntime is not installed: pip install 'partgcd[cpu]' (or 'partgcd[gpu]' on a GPU)", 1
+        ) from error
+    return onnxruntime
+
+
+def open_session(model: bytes, threads: int = 0, provider: Provider = "auto") -> Any:
+    """A session on ``model``.
+
+    Args:
+        model: the graph's bytes. From bytes, onnxruntime follows no reference to a file outside of them.
+        threads: of one run; 0 takes the CPUs this process may use.
+        provider: 'auto' is the GPU if onnxruntime sees one.
+
+    Raises:
+        UserError: onnxruntime is missing or can't use the graph, or there is no such device.
+    """
+    ort = runtime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads or usable_cpus()
+    options.inter_op_num_threads = 1
+    # Spinning threads burn the cores that decoding and other replicas need.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4
+    there = ort.get_available_providers()
+    if provider == "cuda" and _CUDA not in there:
+        raise UserError("onnxruntime sees no GPU here: pip install 'partgcd[gpu]', or use the CPU", 1)
+    wanted = [_CUDA, _CPU] if provider != "cpu" and _CUDA in there else [_CPU]
+    try:
+        session = ort.InferenceSession(model, options, providers=wanted)
+    except Exception as error:  # onnxruntime raises its own kinds, and differently from version to version
+        reason = " ".join(str(error).split())[:160]
+        raise UserError(f"onnxruntime can't use model.onnx ({reason}): export the bundle again", 1) from error
+    if provider == "cuda" and session.get_providers()[0] != _CUDA:
+        raise UserError(
+            "onnxruntime could not start on the GPU (its CUDA libraries are missing or too old)", 1
+        )
+    return session
+
+
+def run(session: Any, pixels: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+    """All outputs by name for ``pixels`` [B, 3, S, S]."""
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(names, {INPUT: pixels}), strict=True))
+
+
+def run_all(session: Any, pixels: NDArray[np.uint8], batch: int = 8) -> dict[str, NDArray[Any]]:
+    """The same for any number of images, ``batch`` at a time."""
+    chunks = [run(session, pixels[start : start + batch]) for start in range(0, len(pixels), batch)]
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+
+def usable_cpus() -> int:
+    """CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
