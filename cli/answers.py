@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -26,7 +27,6 @@ def write_answers(
     form: str,
     top_k: int,
     explain: Path | None,
-    parts: bool,
     tick: Callable[[int], None],
 ) -> int:
     """Print every answer as it comes; how many images failed is returned.
@@ -34,11 +34,12 @@ def write_answers(
     Args:
         top_k: categories a row names.
         explain: folder for overlays, NUMBER-NAME.png each.
-        parts: whether overlays can be there at all.
         tick: called with the number of rows printed.
     """
     from partgcd.export.predictor import Failure
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack a category's letters
     row = {"csv": _csv, "jsonl": _jsonl, "table": _table}[form](top_k, explain is not None)
     failed = 0
     for number, (path, result) in enumerate(answers, start=1):

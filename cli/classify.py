@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from partgcd.cli.progress import Progress
 
 
 def classify(
@@ -48,14 +52,22 @@ def classify(
     answers = classify_stream(predictor, files, top_k, explain is not None, batch)
     try:
         failed = write_answers(
-            answers, form, min(top_k, len(predictor.classes)), explain, predictor.has_parts,
-            lambda done: progress.update("classifying", done, total) if total else None,
+            answers, form, min(top_k, len(predictor.classes)), explain,
+            lambda done: _told(progress, done, total),
         )  # fmt: skip
     finally:
         progress.close()
     if failed:
         typer.echo(f"{failed} of the images could not be read; their rows say why", err=True)
         raise typer.Exit(1)
+
+
+def _told(progress: Progress, done: int, total: int) -> None:
+    """A bar or lines; of a list that is read as it comes nobody knows how much is left."""
+    if total:
+        progress.update("classifying", done, total)
+    elif done % 500 == 0:
+        progress.line(f"{done} images classified")
 
 
 def find_images(words: list[str]) -> list[Path] | Iterator[Path]:
@@ -71,23 +83,25 @@ def find_images(words: list[str]) -> list[Path] | Iterator[Path]:
     if "-" in words:
         if len(words) > 1:
             raise UserError("- reads the list of images from stdin: give it alone")
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")  # names are bytes, and not always UTF-8
         return (Path(line) for line in map(_stripped, sys.stdin) if line)
     found: list[Path] = []
     for word in words:
-        path = Path(word)
-        if path.is_dir():
-            inside = list(_inside(path))
+        # Unlike Path's, these answer no for a name that no file can have; its row says so later.
+        if os.path.isdir(word):  # noqa: PTH112
+            inside = list(_inside(Path(word)))
             if not inside:
                 raise UserError(f"no images in '{word}'")
             found += inside
-        elif glob.has_magic(word) and not path.exists():
+        elif glob.has_magic(word) and not os.path.exists(word):  # noqa: PTH110
             fitting = [Path(name) for name in sorted(glob.glob(word, recursive=True))]  # noqa: PTH207 - any root
             fitting = [file for each in fitting for file in (_inside(each) if each.is_dir() else [each])]
             if not fitting:
                 raise UserError(f"no file fits '{word}'")
             found += fitting
         else:
-            found.append(path)
+            found.append(Path(word))
     return found
 
 

@@ -182,7 +182,7 @@ def parse_manifest(text: bytes) -> Manifest:
     """
     try:
         raw = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"manifest.json is no JSON ({error}): export the bundle again", 1) from error
     if not isinstance(raw, dict) or raw.get("format") != "partgcd bundle":
         raise UserError("manifest.json does not describe a partgcd bundle", 1)

@@ -100,14 +100,14 @@ def test_an_image_that_can_not_be_read_says_why_in_its_row(
     partgcd: Partgcd, exported: Path, images: Path
 ) -> None:
     (images / "odd.png").write_text("no image")
-    words = ["images/odd.png", "images/gone.jpg", "images/ash/0.png"]
+    words = ["images/odd.png", "images/gone.jpg", "images/ash/0.png", "x" * 300]
     answer = partgcd("classify", "model", *words, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(answer.out)))
-    assert answer.code == 1 and "2 of the images could not be read" in answer.err
+    assert answer.code == 1 and "3 of the images could not be read" in answer.err
     assert "not an image" in rows[0]["error"] and rows[1]["error"] == "file not found"
     assert rows[0]["class_id"] == "" and rows[2]["error"] == "" and rows[2]["class_id"]
     answer = partgcd("classify", "model", *words, "--format", "jsonl")
-    assert [("error" in json.loads(line)) for line in answer.out.splitlines()] == [True, True, False]
+    assert [("error" in json.loads(line)) for line in answer.out.splitlines()] == [True, True, False, True]
     answer = partgcd("classify", "model", *words)
     assert answer.code == 1 and "not read: file not found" in answer.out
 

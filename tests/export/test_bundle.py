@@ -155,7 +155,7 @@ def test_a_manifest_of_another_kind_is_refused(
     refused(copied, told)
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff\xfe", b"null"])
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff\xfe", b"null", b"[" * 100_000])
 def test_a_manifest_that_is_none_is_refused(copied: Path, text: bytes) -> None:
     (copied / "manifest.json").write_bytes(text)
     (copied / "manifest.sha256").write_text(f"{hashlib.sha256(text).hexdigest()}  manifest.json\n")
