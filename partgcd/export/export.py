@@ -188,10 +188,16 @@ def _lowered(
         changed=share,
         largest_difference=float(np.abs(first["fused"] - second["fused"]).max()),
     )
+    answers = run_all(other, inputs)
+    compare(other, inputs, answers, LOW_TOLERANCE)  # in every batch size, as it will be checked
     return _Made(
-        lowered, parity.model_copy(update={"tolerance": LOW_TOLERANCE}), cost,
-        same_share(found.threshold, first["novelty"], second["novelty"]), inputs, run_all(other, inputs),
-    )  # fmt: skip
+        lowered,
+        parity.model_copy(update={"tolerance": LOW_TOLERANCE}),
+        cost,
+        same_share(found.threshold, first["novelty"], second["novelty"]),
+        inputs,
+        answers,
+    )
 
 
 def _weights(source: Source) -> bytes:

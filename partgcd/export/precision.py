@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,35 +29,55 @@ _SENSITIVE = "blocks.0.mlp"
 
 
 def to_int8(made: Any) -> bytes:
-    """The fp32 ONNX model with the backbone's matrix products in eight bits, activations quantised as they come.
+    """The fp32 ONNX model with the backbone's matrix products in eight bits: weights once, activations as they come.
 
-    Weights use all eight bits; seven cost half as much again in error. CPUs with dot-product instructions (x86 from
-    2019 on, ARM) compute it exactly; on older ones sums can overflow, which `partgcd bundle check` shows there.
+    A weight has the scale of its column, an activation that of its row, which is one token: dynamic quantisation
+    with one scale for all rows would leave few levels to most of them, because a few tokens of a transformer are
+    many times larger than the others, and an image's answer would depend on the images beside it in the batch.
+    Weights use all eight bits; CPUs with dot-product instructions (x86 from 2019 on, ARM) compute that exactly, on
+    older ones sums can overflow, which `partgcd bundle check` shows there.
 
     Raises:
         UserError: the backbone has no matrix products, because it is convolutional.
     """
-    runtime()
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnx import numpy_helper
 
-    weights = {each.name for each in made.graph.initializer}
-    names = {node.name for node in made.graph.node if _is_product(node, weights)}
+    weights = {each.name: each for each in made.graph.initializer}
+    names = {node.name for node in made.graph.node if _is_product(node, set(weights))}
     if not names:
         raise UserError("int8 does nothing for convolutional backbones: export without --int8")
-    scaled = _with_scaled_rows(made, names)
-    outside = [node.name for node in scaled.graph.node if node.name not in names]
-    with tempfile.TemporaryDirectory() as scratch, _quiet():
-        target = Path(scratch) / "int8.onnx"
-        quantize_dynamic(
-            scaled,
-            target,
-            op_types_to_quantize=["MatMul"],
-            per_channel=True,
-            reduce_range=False,
-            weight_type=QuantType.QInt8,
-            nodes_to_exclude=outside,
-        )
-        return target.read_bytes()
+    lowered = type(made)()
+    lowered.CopyFrom(made)
+    constants: dict[str, np.ndarray[Any, Any]] = {
+        "int8_last_axis": np.array([-1], np.int64),
+        "int8_least": np.array(1e-9, np.float32),
+        "int8_step": np.array(1 / 127, np.float32),
+        "int8_zero": np.array(128, np.uint8),
+    }
+    nodes = []
+    for node in lowered.graph.node:
+        if node.name not in names:
+            nodes.append(node)
+            continue
+        values = numpy_helper.to_array(weights[node.input[1]])
+        size = np.maximum(np.abs(values).max(axis=0), 1e-12)
+        constants[f"{node.name}_weights"] = np.rint(values / size * 127).astype(np.int8)
+        constants[f"{node.name}_size"] = (size / 127**2).astype(np.float32)
+        nodes += _product(node)
+    kept = [
+        type(node).FromString(node.SerializeToString()) for node in nodes
+    ]  # clearing the graph empties nodes
+    del lowered.graph.node[:]
+    lowered.graph.node.extend(kept)
+    used = {name for node in kept for name in node.input}
+    rest = [type(each).FromString(each.SerializeToString()) for each in lowered.graph.initializer]
+    del lowered.graph.initializer[:]
+    lowered.graph.initializer.extend(each for each in rest if each.name in used)
+    lowered.graph.initializer.extend(
+        numpy_helper.from_array(value, name) for name, value in constants.items()
+    )
+    data: bytes = lowered.SerializeToString()
+    return data
 
 
 def to_fp16(made: Any) -> bytes:
@@ -90,46 +108,27 @@ def _is_product(node: Any, weights: set[str]) -> bool:
     return node.op_type == "MatMul" and bool(scope) and _SENSITIVE not in scope and node.input[1] in weights
 
 
-def _with_scaled_rows(made: Any, names: set[str]) -> Any:
-    """A copy of the model whose products see rows scaled to a largest magnitude of 1, and scale their results back.
+def _product(node: Any) -> list[Any]:
+    """Nodes that stand in for a product of x [..., R, n] with weights [n, m]: eight bits in, fp32 out."""
+    from onnx import TensorProto, helper
 
-    The same numbers but for rounding. Dynamic quantisation has one scale for a whole activation, and a few tokens
-    of a transformer are many times larger than the others: unscaled they would leave these few levels.
-    """
-    from onnx import helper, numpy_helper
+    x, result, name = node.input[0], node.output[0], node.name
 
-    scaled = type(made)()
-    scaled.CopyFrom(made)
-    last, least = "rows_axis", "rows_least"
-    scaled.graph.initializer.extend([
-        numpy_helper.from_array(np.array([-1], np.int64), last),
-        numpy_helper.from_array(np.array(1e-9, np.float32), least),
-    ])  # fmt: skip
-    nodes = []
-    for node in scaled.graph.node:
-        if node.name not in names:
-            nodes.append(node)
-            continue
-        size, largest, rows, product, result = (
-            f"{node.name}_{what}" for what in ("size", "largest", "rows", "product", "scale")
-        )
-        own = type(node)()
-        own.CopyFrom(node)
-        own.input[0], own.output[0] = rows, product
-        nodes += [
-            helper.make_node("Abs", [node.input[0]], [size], size),
-            helper.make_node("ReduceMax", [size, last], [largest], largest, keepdims=1),
-            helper.make_node("Max", [largest, least], [result], result),
-            helper.make_node("Div", [node.input[0], result], [rows], rows),
-            own,
-            helper.make_node("Mul", [product, result], [node.output[0]], f"{node.name}_back"),
-        ]
-    kept = [
-        type(node).FromString(node.SerializeToString()) for node in nodes
-    ]  # clearing the graph empties nodes
-    del scaled.graph.node[:]
-    scaled.graph.node.extend(kept)
-    return scaled
+    def step(kind: str, inputs: list[str], what: str, **attributes: Any) -> Any:
+        output = result if what == "result" else f"{name}_{what}"
+        return helper.make_node(kind, inputs, [output], f"{name}_{what}", **attributes)
+
+    return [
+        step("Abs", [x], "magnitude"),
+        step("ReduceMax", [f"{name}_magnitude", "int8_last_axis"], "largest", keepdims=1),
+        step("Max", [f"{name}_largest", "int8_least"], "row"),
+        step("Div", [x, f"{name}_row"], "scaled"),
+        step("QuantizeLinear", [f"{name}_scaled", "int8_step", "int8_zero"], "rounded"),
+        step("MatMulInteger", [f"{name}_rounded", f"{name}_weights", "int8_zero"], "sum"),
+        step("Cast", [f"{name}_sum"], "number", to=TensorProto.FLOAT),
+        step("Mul", [f"{name}_number", f"{name}_size"], "column"),
+        step("Mul", [f"{name}_column", f"{name}_row"], "result"),
+    ]
 
 
 def _scope(node: Any) -> str:
@@ -140,7 +139,7 @@ def _scope(node: Any) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Both converters advise, at length, on what is not done here."""
+    """The converter warns of every small number that half precision rounds to zero."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
