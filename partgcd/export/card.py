@@ -48,7 +48,8 @@ def model_card(manifest: Manifest) -> str:
     if manifest.cost is not None:
         lines.append(
             f"- {graph.precision} changed the class of {_percent(manifest.cost.changed)} of {manifest.cost.images} "
-            f"training images (largest difference of a probability {manifest.cost.largest_difference:.2g})"
+            f"training images ({manifest.cost.fp32_blocks} first blocks left in fp32; largest difference of a "
+            f"probability {manifest.cost.largest_difference:.2g})"
         )
     lines += [
         "",

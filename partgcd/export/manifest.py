@@ -118,11 +118,15 @@ class ParityEntry(Section):
 
 
 class CostEntry(Section):
-    """What lower precision cost: the share of the run's own images whose answer changed."""
+    """What lower precision cost: the share of the run's own images whose answer changed.
+
+    ``fp32_blocks`` is how many first blocks had to stay in fp32 for it.
+    """
 
     images: Count
     changed: Share
     largest_difference: float
+    fp32_blocks: Count
 
 
 class Exemplars(Section):

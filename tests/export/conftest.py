@@ -19,7 +19,7 @@ from partgcd.config.tree import BackboneSettings
 from partgcd.discovery.discover import discover
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.task import Task
-from partgcd.export import export
+from partgcd.export import export, gates
 from partgcd.export.bundle import Bundle
 from partgcd.export.graph import Graph, to_onnx
 from partgcd.export.novelty import RatioScale
@@ -127,7 +127,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, run: RunFolder) -> tuple[Bund
         return model
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "to_onnx", watched)
+        patch.setattr(gates, "to_onnx", watched)
         folder = tmp_path_factory.mktemp("bundle")
         found = export.export_run(run, folder / "bundle", with_images=True)
     assert [file.name for file in folder.iterdir()] == ["bundle"]
@@ -143,7 +143,7 @@ def bundle(made: tuple[Bundle, Any]) -> Bundle:
 @pytest.fixture
 def ready_graph(made: tuple[Bundle, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Exports of ``run`` take the graph that is there: the exporter needs seconds for it."""
-    monkeypatch.setattr(export, "to_onnx", lambda graph, pixels: copy_of(made[1]))
+    monkeypatch.setattr(gates, "to_onnx", lambda graph, pixels: copy_of(made[1]))
 
 
 def copy_of(model: Any) -> Any:

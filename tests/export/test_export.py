@@ -12,11 +12,12 @@ import torch
 from safetensors.numpy import load_file
 
 from partgcd.config.errors import UserError
-from partgcd.export import export, precision
+from partgcd.export import gates, precision
 from partgcd.export.bundle import Bundle
 from partgcd.export.check import check_bundle
 from partgcd.export.export import export_run
 from partgcd.export.graph import Graph
+from partgcd.export.int8 import to_int8
 from partgcd.export.predictor import Answer, Predictor
 from partgcd.export.source import open_source
 from partgcd.parts.bank import GMMBank
@@ -146,9 +147,9 @@ def test_other_weights_than_the_runs_are_refused(
 def test_a_graph_that_is_off_is_not_exported(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    right = export.torch_answers
+    right = gates.torch_answers
     monkeypatch.setattr(
-        export, "torch_answers",
+        gates, "torch_answers",
         lambda graph, pixels: {n: v + (2e-4 if n == "part" else 0) for n, v in right(graph, pixels).items()},
     )  # fmt: skip
     with pytest.raises(UserError, match=r"part differs by 0\.0002"):
@@ -161,14 +162,14 @@ def test_a_graph_that_is_off_is_not_exported(
 def test_lower_precision_tells_its_cost(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: precision.Precision, bundle: Bundle
 ) -> None:
-    monkeypatch.setattr(export, "MOST_CHANGED", 1.0)
+    monkeypatch.setattr(gates, "MOST_CHANGED", 1.0)
     found = export_run(run, tmp_path / "out", kind)
     assert found.manifest.cost is not None and found.manifest.cost.images == 36
     assert found.manifest.graph.precision == kind and found.manifest.parity.tolerance == 0.02
     assert found.manifest.files["model.onnx"].bytes < 0.8 * bundle.manifest.files["model.onnx"].bytes
     assert check_bundle(found.path, "cpu")[1] <= 0.02
     assert f"{kind} changed the class" in (found.path / "MODEL_CARD.md").read_text()
-    monkeypatch.setattr(export, "MOST_CHANGED", -1.0)
+    monkeypatch.setattr(gates, "MOST_CHANGED", -1.0)
     with pytest.raises(UserError, match=f"export without --{kind}") as told:
         export_run(run, tmp_path / "refused", kind)
     assert told.value.code == 1
@@ -178,5 +179,20 @@ def test_lower_precision_tells_its_cost(
 def test_int8_of_a_convolutional_backbone_is_refused(conv: tuple[Graph, Any]) -> None:
     _, model = conv
     with pytest.raises(UserError, match="int8 does nothing for convolutional backbones"):
-        precision.to_int8(model)
+        to_int8(model)
     assert len(precision.to_fp16(model)) < 0.7 * model.ByteSize()
+
+
+@pytest.mark.usefixtures("ready_graph")
+def test_int8_keeps_more_in_fp32_until_it_costs_little(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = iter([0.5, 0.02, 0.01])
+    monkeypatch.setattr(gates, "changed", lambda before, after: next(costs))
+    found = export_run(run, tmp_path / "out", "int8")
+    assert found.manifest.cost is not None
+    assert (found.manifest.cost.fp32_blocks, found.manifest.cost.changed) == (4, 0.01)
+    check_bundle(found.path, "cpu")
+    costs = iter([0.5, 0.02, 0.3])
+    with pytest.raises(UserError, match=r"int8 changes the class of 2\.0% of 36 images"):
+        export_run(run, tmp_path / "refused", "int8")
