@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from partgcd.cli.engine import Wide
     from partgcd.cli.progress import Progress
     from partgcd.config.tree import Settings
     from partgcd.discovery.task import Task
@@ -58,14 +59,36 @@ def train(
         list[str] | None, typer.Option("--set", help="One setting, a.b=value; repeatable.")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="default, paper, paper-generic or quick.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="inline (this process), ray (many), or auto by the options below.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share every batch.", min=1)] = None,
+    gpu: Annotated[bool | None, typer.Option("--gpu", help="Give each worker a GPU.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to train on; RAY_ADDRESS if set.", envvar="RAY_ADDRESS")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Copy checkpoints and results to this URI or folder.")
+    ] = None,
+    max_failures: Annotated[int | None, typer.Option(help="How often a worker may die (3).", min=0)] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show Ray's own messages.")] = False,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Send the run to --address as a job; see: partgcd runs.")
+    ] = False,
 ) -> None:
     """Find the categories in --data, old and new, and write a run folder with a report.
 
     Example: partgcd train --data ./images --classes auto
     """
+    from partgcd.cli.engine import Wide, submit_this
     from partgcd.config.errors import UserError
     from partgcd.config.load import differing_keys, load_settings
 
+    wide = Wide(engine, workers, gpu, address, storage, max_failures, verbose)
+    wide.check()
+    if submit:
+        submit_this(wide)
+        return
     flags: dict[str, object] = {
         "discovery.method": method,
         "backbone.name": backbone,
@@ -100,9 +123,9 @@ def train(
         if data is not None or protocol is not None or split is not None:
             _check_same_task(folder, data, protocol, split)
         if (folder / "repeats.json").exists():
-            _repeat(folder, settings, None, 0)
+            _repeat(folder, settings, None, 0, wide)
         else:
-            _one(_run_folder(folder), settings)
+            _one(_run_folder(folder), settings, wide)
         return
     if data is None:
         raise UserError("name the images with --data FOLDER (or a manifest), or a run to go on with --resume")
@@ -114,13 +137,13 @@ def train(
     if repeats > 1:
         if out is None:
             raise UserError("--repeats needs --out FOLDER to hold its seed-N runs")
-        _repeat(out, settings, task, repeats)
+        _repeat(out, settings, task, repeats, wide)
         return
     from partgcd.run.folder import RunFolder, new_run_id
 
     run_id = new_run_id()
     path = out if out is not None else Path("runs") / run_id
-    _one(RunFolder.create(path, settings, data, task.request(), run_id), settings)
+    _one(RunFolder.create(path, settings, data, task.request(), run_id), settings, wide)
 
 
 def _run_folder(path: Path) -> RunFolder:
@@ -133,6 +156,10 @@ def _open_for_resume(name: str) -> tuple[Path, Settings]:
     from partgcd.config.load import load_settings
     from partgcd.run.folder import find_run, is_there
 
+    if "://" in name:
+        from partgcd.training.storage import fetch
+
+        name = str(fetch(name, Path("runs")))
     if is_there(Path(name) / "repeats.json"):
         return Path(name), load_settings(file=Path(name) / "config.yaml")
     folder = find_run(name)
@@ -159,7 +186,7 @@ def _check_same_task(folder: Path, data: Path | None, protocol: str | None, spli
             raise UserError(f"--resume: the run was begun with {flag} {kept}, not {given}; drop {flag}")
 
 
-def _one(run: RunFolder, settings: Settings, whole: Path | None = None) -> dict[str, Any]:
+def _one(run: RunFolder, settings: Settings, wide: Wide, whole: Path | None = None) -> dict[str, Any]:
     """Begin or go on with one run, of which ``whole`` may hold several; prints what came out."""
     from partgcd.cli.progress import Progress
     from partgcd.config.errors import UserError
@@ -168,7 +195,7 @@ def _one(run: RunFolder, settings: Settings, whole: Path | None = None) -> dict[
     progress.line(f"run {run.info()['id']} in {run.path}")
     with run.claimed():
         try:
-            summary = _finished(run) or _work(run, settings, progress)
+            summary = _finished(run) or _work(run, settings, wide, progress)
         except KeyboardInterrupt:
             progress.close()
             run.update(status="interrupted")
@@ -194,34 +221,29 @@ def _finished(run: RunFolder) -> dict[str, Any] | None:
     return None
 
 
-def _work(run: RunFolder, settings: Settings, progress: Progress) -> dict[str, Any]:
+def _work(run: RunFolder, settings: Settings, wide: Wide, progress: Progress) -> dict[str, Any]:
     """All of a run that is not done yet.
 
     Raises:
         KeyboardInterrupt: a stop was asked for; what is done is kept.
     """
+    from partgcd.cli.engine import inline, on_ray
     from partgcd.cli.progress import describe_failure
-    from partgcd.discovery.discover import discover
-    from partgcd.report.build import build_report
-    from partgcd.run.device import pick_device
-    from partgcd.run.world import Interrupted, SoloWorld
+    from partgcd.run.world import Interrupted
 
-    world = SoloWorld(run, pick_device(settings.train.device), progress.update, progress.epoch)
+    cluster = wide.cluster(run)
     try:
-        with world.stopping_on_signals():
-            summary = discover(run, settings, world)
-            run.update(status="finished")  # a kill may have come between the summary and this
-            progress.phase("report")
-            build_report(run.path)
+        if cluster is None:
+            return inline(run, settings, progress)
+        return on_ray(run, settings, cluster, progress)
     except Interrupted:
         raise KeyboardInterrupt from None
     except (MemoryError, RuntimeError) as error:
         progress.close()
         raise describe_failure(error) from error
-    return summary
 
 
-def _repeat(out: Path, settings: Settings, task: Task | None, repeats: int) -> None:
+def _repeat(out: Path, settings: Settings, task: Task | None, repeats: int, wide: Wide) -> None:
     """Runs with consecutive seeds in ``out``/seed-N, and the summary of them all; resumable."""
     from partgcd.config.errors import UserError
     from partgcd.config.load import to_yaml
@@ -252,7 +274,7 @@ def _repeat(out: Path, settings: Settings, task: Task | None, repeats: int) -> N
             run = RunFolder.open(path)
         else:
             run = RunFolder.create(path, own, task.data, task.request())
-        summaries.append(_one(run, own, out))
+        summaries.append(_one(run, own, wide, out))
     summary = summarise_repeats(summaries)
     write_json(out / "summary.json", summary)
     accuracy = summary["accuracy"]

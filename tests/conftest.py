@@ -1,10 +1,15 @@
-"""Fixtures for every room: a folder of odd and malformed images with what is to become of each."""
+"""Fixtures for every room: odd and malformed images with what is to become of each, and worlds of many ranks."""
 
 from __future__ import annotations
 
 import io
+import json
+import os
 import struct
+import subprocess
+import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -341,3 +346,68 @@ def malformed_corpus(tmp_path: Path) -> tuple[Path, dict[str, Expected]]:
     for name, (data, _) in files.items():
         (folder / name).write_bytes(data)
     return folder, {name: expected for name, (_, expected) in files.items()}
+
+
+Ranks = Callable[..., list[dict[str, str]]]
+
+_RANK = '''
+import json, os, sys, traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+from partgcd.run.folder import RunFolder
+from partgcd.run.torch_world import TorchWorld
+
+world = TorchWorld(RunFolder.open(folder / "run"), torch.device("cpu"))
+found = {}
+
+
+def check(function):
+    """Runs at once; what it raises is what the test says. All ranks run all checks, in one order."""
+    try:
+        function()
+        found[function.__name__] = ""
+    except Exception:
+        found[function.__name__] = traceback.format_exc()
+    dist.barrier()
+
+
+%s
+(folder / f"found-{rank}.json").write_text(json.dumps(found))
+dist.destroy_process_group()
+'''
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """Runs ``code`` in ``size`` processes that are a `TorchWorld` named ``world`` over gloo, without Ray.
+
+    ``folder`` (in the code: a Path) holds a run in ``run``. The answer is what each rank's checks raised, by
+    their names: see `check`.
+    """
+
+    def run(code: str, size: int, folder: Path, limit: float = 240.0) -> list[dict[str, str]]:
+        script = folder / "rank.py"
+        script.write_text(_RANK % code)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(script), str(rank), str(size), str(folder)],
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment,
+            )
+            for rank in range(size)
+        ]  # fmt: skip
+        try:
+            errors = [process.communicate(timeout=limit)[1] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        assert all(process.returncode == 0 for process in processes), "\n".join(errors)[-3000:]
+        return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(size)]
+
+    return run

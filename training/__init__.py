@@ -1,1 +1,1 @@
-"""The room for the adapter that puts the fit loop on many workers."""
+"""The fit loop on many workers: Ray Train starts them, watches them and starts them again."""

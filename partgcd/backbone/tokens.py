@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from partgcd.backbone.device_pixels import to_device
 from partgcd.backbone.load import Backbone
 from partgcd.data.pixels import PixelStore
 from partgcd.data.views import mix, random_crops
@@ -36,12 +37,22 @@ class TokenStore:
     The generation is written after its rows, so whatever a kill leaves behind is known and redone.
     """
 
-    def __init__(self, folder: Path, rows: int, slots: int, shape: tuple[int, int], stamp: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rows: int,
+        slots: int,
+        shape: tuple[int, int],
+        stamp: str,
+        tail: NDArray[np.float16] | None = None,
+    ) -> None:
+        """``tail`` [M, T, D] are rows after the ``rows`` computed ones: given, never computed, alike in all slots."""
         folder.mkdir(parents=True, exist_ok=True)
         stamp_file = folder / "stamp.json"
         wanted = {"stamp": stamp, "rows": rows, "slots": slots, "shape": list(shape)}
         fresh = _read(stamp_file) != wanted
-        self.rows, self.slots = rows, slots
+        self._tail = tail if tail is not None else np.empty((0, *shape), _DTYPE)
+        self.own, self.rows, self.slots = rows, rows + len(self._tail), slots
         chunks = -(-rows // CHUNK)
         full = (rows, slots, *shape)
         if fresh:
@@ -60,7 +71,7 @@ class TokenStore:
 
     def write(self, slot: int, chunk: int, generation: int, tokens: Tensor) -> None:
         """Store one chunk's tokens [B, T, D] and then its generation."""
-        rows = slice(chunk * CHUNK, min((chunk + 1) * CHUNK, self.rows))
+        rows = slice(chunk * CHUNK, min((chunk + 1) * CHUNK, self.own))
         self._tokens[rows, slot] = tokens.float().clamp(-_LARGEST, _LARGEST).cpu().numpy().astype(_DTYPE)
         self._done[slot, chunk] = generation + 1
 
@@ -68,12 +79,25 @@ class TokenStore:
         self, rows: NDArray[np.int64], device: torch.device, slots: NDArray[np.int64] | int = 0
     ) -> Tensor:
         """Tokens [B, T, D] in float32 on ``device``."""
+        given = rows >= self.own
+        if not given.any():
+            return self._computed(rows, device, slots)
+        tokens = torch.empty(len(rows), *self._tail.shape[1:], device=device)
+        here = torch.from_numpy(given).to(device)
+        tokens[here] = torch.from_numpy(self._tail[rows[given] - self.own]).to(device).float()
+        if not given.all():
+            own = slots[~given] if isinstance(slots, np.ndarray) else slots
+            tokens[~here] = self._computed(rows[~given], device, own)
+        return tokens
+
+    def _computed(
+        self, rows: NDArray[np.int64], device: torch.device, slots: NDArray[np.int64] | int
+    ) -> Tensor:
         if self._resident is not None:
             index = torch.from_numpy(rows).to(device)
             slot = torch.from_numpy(slots).to(device) if isinstance(slots, np.ndarray) else slots
             return self._resident[index, slot].float()
-        picked = torch.from_numpy(np.ascontiguousarray(self._tokens[rows, slots]))
-        return picked.to(device).float()
+        return to_device(self._tokens[rows, slots], device).float()
 
     @property
     def resident(self) -> bool:
@@ -133,6 +157,7 @@ def fill(
     autocast: Callable[[], torch.autocast],
     device: torch.device,
     tick: Callable[[int, int], None],
+    share_out: Callable[[list[tuple[int, int]]], list[tuple[int, int]]] | None = None,
 ) -> bool:
     """Compute whatever ``store`` lacks of ``generation``.
 
@@ -141,15 +166,18 @@ def fill(
         generation: [slots, chunks] wanted generations.
         seed: None for the evaluation view (centre crop), else the seed of the random views.
         tick: called with (done, total) chunks; it may raise to stop.
+        share_out: this process's part of the (slot, chunk) pairs to compute, where others have the same store
+            open and compute the rest; wait for them and call `TokenStore.hold_on` before reading.
 
     Returns:
-        Whether anything was computed.
+        Whether anything was lacking.
     """
     size = backbone.info.image_size
-    missing = store.missing(generation)
+    lacking = store.missing(generation)
+    missing = share_out(lacking) if share_out is not None else lacking
     for done, (slot, chunk) in enumerate(missing):
         tick(done, len(missing))
-        rows = np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, store.rows))
+        rows = np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, store.own))
         wanted = int(generation[slot, chunk])
         if seed is None:
             images = pixels.centre(rows, size)
@@ -158,9 +186,9 @@ def fill(
             crops = random_crops(seed, wanted, 2**40 + slot, keys[rows], 0, pixels.shape(rows), size)
             images = pixels.crop(rows, crops.top, crops.left, crops.flip, size)
         with torch.no_grad(), autocast():
-            tokens = backbone.trunk(torch.from_numpy(images).to(device))
+            tokens = backbone.trunk(to_device(images, device))
         store.write(slot, chunk, wanted, tokens)
     tick(len(missing), len(missing))
-    if missing or not store.resident:
+    if share_out is None and (lacking or not store.resident):
         store.hold_on(device)
-    return bool(missing)
+    return bool(lacking)

@@ -77,6 +77,11 @@ class TrainSettings(Section):
     device: str = Field("auto", description="'auto', 'cpu', 'cuda' or 'cuda:N'.")
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 leaves torch's choice.")
     max_grad_norm: float = Field(0.0, ge=0.0, description="Gradient norm clip; 0 is off (paper: off).")
+    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints that are kept.")
+    keep_best: bool = Field(
+        False,
+        description="Keep the checkpoint of the epoch with the lowest loss on unlabelled images as well.",
+    )
 
 
 class LossSettings(Section):

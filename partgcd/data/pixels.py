@@ -91,6 +91,16 @@ class PixelStore:
     def __len__(self) -> int:
         return len(self._index)
 
+    @property
+    def flat(self) -> NDArray[np.uint8]:
+        """All pixels as they lie on the disk, one image's planes after another's."""
+        return self._pixels
+
+    @property
+    def index(self) -> NDArray[np.int64]:
+        """[N,3] offset in ``flat``, height and width of each image."""
+        return self._index
+
     def shape(self, rows: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """(height, width) in pixels of stored images: [B,2]."""
         return self._index[rows, 1:]

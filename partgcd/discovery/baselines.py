@@ -55,7 +55,7 @@ def _untrained(settings: Settings, catalog: Catalog, world: World) -> tuple[Grou
     base = ground(settings, catalog, world)
     probe = DiscoveryModel(base.backbone, 2, None, settings).to(world.device)
     tick = stopping_ticker(world, "features")
-    features = compute_features(probe, base.evaluation, world.device, base.autocast, tick)
+    features = compute_features(probe, base.evaluation, world.device, base.autocast, tick, world)
     return base, features, decide_classes(settings, catalog, features, world)
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partgcd.data.errors import UserError
+from partgcd.run.world import World, share_of
 
 Mode = Literal["prediction", "sinkhorn", "prototypes", "calibrated"]
 Search = Literal["auto", "faiss", "dense"]
@@ -126,7 +127,7 @@ def retrieve(
     temperature: float = 1.0,
     search: Search = "auto",
     approximate_above: int | None = None,
-) -> tuple[list[Tensor], float]:
+) -> tuple[list[Tensor], list[Tensor], float]:
     """The images most probably of each wanted class under p~ = softmax(W~^T f / temperature) (Eq. 6).
 
     A search, by FAISS or dense, only makes a shortlist a few images longer than wanted; the rank in it is
@@ -135,7 +136,8 @@ def retrieve(
     needs FAISS; its recall, measured against the flat index on a few classes, is the second result.
 
     Shape: features [N, D], L2-normalised inside; prototypes [C, D], used as they are; wanted [n] classes
-    -> n tensors of min(count, N) int64 rows, best first; and the recall, 1.0 for an exact search.
+    -> n tensors of min(count, N) int64 rows, best first; as many of their scores, float64; and the recall, 1.0
+    for an exact search.
 
     Raises UserError where ``search`` is 'faiss' and the package is missing ('auto' then searches densely).
     """
@@ -146,7 +148,8 @@ def retrieve(
             "(or 'partgcd[gpu]'), or set parts.search=auto"
         )
     if not len(wanted) or not len(features):
-        return [torch.empty(0, dtype=torch.int64, device=features.device) for _ in wanted], 1.0
+        nothing = torch.empty(0, dtype=torch.int64, device=features.device)
+        return [nothing for _ in wanted], [nothing.double() for _ in wanted], 1.0
     unit = F.normalize(features.float(), dim=1)
     scaled = prototypes.float() / temperature
     log_norm = torch.cat([(rows @ scaled.T).logsumexp(dim=1) for rows in torch.split(unit, CHUNK)])
@@ -159,12 +162,39 @@ def retrieve(
         approximate = approximate_above is not None and len(unit) > approximate_above
         shortlists, recall = _faiss_shortlist(faiss, unit, log_norm, queries, longer, approximate)
     best: list[Tensor] = []
+    scores: list[Tensor] = []
     for rows, query in zip(shortlists, queries, strict=True):
         ordered = rows.sort().values
         # A product and a sum, not a matrix product: equal images get equal bits wherever they stand.
         exact = (unit[ordered].double() * query.double()).sum(dim=1) - log_norm[ordered].double()
-        best.append(ordered[arg_top(exact[:, None], count)[0]])
-    return best, recall
+        top = arg_top(exact[:, None], count)[0]
+        best.append(ordered[top])
+        scores.append(exact[top])
+    return best, scores, recall
+
+
+def merge_ranked(
+    rows: list[Tensor], scores: list[Tensor], count: int, first: int, world: World
+) -> list[Tensor]:
+    """The best of what every rank found among its own images; of equal scores the smaller row wins.
+
+    Args:
+        rows, scores: per class, this rank's best rows, counted from its first image, and their scores.
+        count: how many of a class are wanted of all ranks together.
+        first: row of this rank's first image.
+
+    Returns:
+        per class, up to ``count`` rows of the whole, best first.
+    """
+    sizes = torch.tensor([len(each) for each in rows], dtype=torch.int64, device=rows[0].device)
+    owner = torch.arange(len(rows), device=sizes.device).repeat_interleave(sizes)
+    row, score = world.all_gather(torch.cat(rows) + first), world.all_gather(torch.cat(scores).double())
+    owner = world.all_gather(owner)
+    order = row.argsort(stable=True)
+    order = order[score[order].argsort(descending=True, stable=True)]
+    order = order[owner[order].argsort(stable=True)]
+    ends = torch.bincount(owner, minlength=len(rows)).tolist()
+    return [each[:count] for each in torch.split(row[order], ends)]
 
 
 def select_candidates(
@@ -179,6 +209,7 @@ def select_candidates(
     temperature: float = 1.0,
     search: Search = "auto",
     approximate_above: int | None = None,
+    world: World | None = None,
 ) -> Candidates:
     """The candidates of every class: labelled images for old ones, the top ``count`` unlabelled for new ones.
 
@@ -189,25 +220,35 @@ def select_candidates(
     Where no image is labelled every class is new. ``count`` is `candidates_per_class`, cut here to the number
     of unlabelled images.
 
+    In a ``world`` of many ranks ``features``, ``log_p`` and ``q`` hold this rank's share of the images alone
+    (`share_of`); the answer is of all.
+
     Shape: features [N, D] class tokens; log_p [N, C] log of the model's prediction; q [N, C] the adjusted
-    prediction; prototypes [C, D]; labels [N] int64, -1 for an unlabelled image.
+    prediction; prototypes [C, D]; labels [N] int64, -1 for an unlabelled image, always of all images.
 
     Raises ValueError where prototypes are needed and missing, UserError as `retrieve` does.
     """
     labelled = (labels >= 0).nonzero().squeeze(1)
     labelled = labelled[labels[labelled].sort(stable=True).indices]
     unlabelled = (labels < 0).nonzero().squeeze(1)
+    share = share_of(len(labels), world)
+    here = unlabelled[(unlabelled >= share.start) & (unlabelled < share.stop)] - share.start
     new = torch.arange(old if len(labelled) else 0, log_p.shape[1], device=labels.device)
     recall = 1.0
     if mode == "prediction" or mode == "sinkhorn":
-        scores = log_p if mode == "prediction" else q
-        found = list(arg_top(scores[unlabelled][:, new], count))
+        told = (log_p if mode == "prediction" else q)[here][:, new]
+        found = list(arg_top(told, count))
+        scores = [told[rows, column] for column, rows in enumerate(found)]
     elif prototypes is None:
         raise ValueError(f"candidates by {mode!r} need class prototypes")
     else:
-        found, recall = retrieve(
-            features[unlabelled], prototypes, new, count, temperature, search, approximate_above
+        found, scores, recall = retrieve(
+            features[here], prototypes, new, count, temperature, search, approximate_above
         )
+    if world is not None and world.size > 1 and len(new):
+        before = int((unlabelled < share.start).sum())
+        found = merge_ranked(found, scores, count, before, world)
+        recall = sum(world.all_gather_object(recall)) / world.size
     sizes = torch.tensor([len(rows) for rows in found], dtype=torch.int64, device=labels.device)
     return Candidates(
         rows=torch.cat([labelled, *(unlabelled[rows] for rows in found)]),

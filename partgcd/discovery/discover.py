@@ -16,7 +16,7 @@ from partgcd.data.truth import read_truth
 from partgcd.discovery.baselines import gcd, kmeans
 from partgcd.discovery.evaluate import evaluate_run
 from partgcd.discovery.fit import fit
-from partgcd.discovery.outputs import answer_all, write_model, write_outputs
+from partgcd.discovery.outputs import Answers, answer_all, write_model, write_outputs
 from partgcd.discovery.setup import stopping_ticker
 from partgcd.discovery.task import Task, listing_of
 from partgcd.run.files import read_json, write_bytes, write_json
@@ -27,7 +27,8 @@ from partgcd.run.world import World
 def discover(run: RunFolder, settings: Settings, world: World) -> dict[str, Any]:
     """Do whatever of the run is not done yet, and write summary.json.
 
-    Every stage leaves its result in the run folder atomically, so this is also how a run is resumed.
+    Every stage leaves its result in the run folder atomically, so this is also how a run is resumed. Of many
+    ranks the first reads the images and writes what was found.
 
     Returns:
         the summary.
@@ -36,11 +37,14 @@ def discover(run: RunFolder, settings: Settings, world: World) -> dict[str, Any]
         Interrupted: a stop was asked for.
         UserError: the data or the machine does not allow the run.
     """
-    if run.summary.exists():
+    if world.all_gather_object(run.summary.exists())[0]:
         summary: dict[str, Any] = read_json(run.summary)
         return summary
     began = time.perf_counter()
-    catalog = build_catalog(run, settings, world)
+    with world.together():
+        catalog = build_catalog(run, settings, world) if world.rank == 0 else None
+    if catalog is None:
+        catalog = Catalog.load(run.path)
     check_enough(catalog, settings)
     ingested = time.perf_counter()
     clustering = {"kmeans": kmeans, "gcd": gcd}.get(settings.discovery.method)
@@ -49,7 +53,19 @@ def discover(run: RunFolder, settings: Settings, world: World) -> dict[str, Any]
     else:
         fitted = fit(settings, catalog, world)
         answers = answer_all(fitted, settings, world)
-        write_model(run, fitted)
+        if world.rank == 0:
+            write_model(run, fitted)
+    if world.rank == 0:
+        _conclude(run, settings, catalog, answers, began, ingested)
+    world.barrier()
+    summary = read_json(run.summary)
+    return summary
+
+
+def _conclude(
+    run: RunFolder, settings: Settings, catalog: Catalog, answers: Answers, began: float, ingested: float
+) -> None:
+    """Write what was found, its evaluation where there is a truth, and the summary of it all."""
     records = write_outputs(run, catalog, answers)
     evaluation = None
     if run.truth.exists():
@@ -89,15 +105,23 @@ def discover(run: RunFolder, settings: Settings, world: World) -> dict[str, Any]
     }
     write_json(run.summary, summary)
     run.update(status="finished")
-    return summary
 
 
 def build_catalog(run: RunFolder, settings: Settings, world: World) -> Catalog:
     """The run's catalog: read back if it was written, else scanned, decoded and written with its truth."""
-    if (run.path / "catalog.parquet").exists():
-        return Catalog.load(run.path)
+    begun = Catalog.load(run.path) if (run.path / "catalog.parquet").exists() else None
+    if begun is not None and run.store.exists():
+        return begun
     listing, truth = listing_of(Task.from_record(run.info()), settings.seed)
     catalog = ingest(listing, run.store, settings.data, progress=stopping_ticker(world, "images"))
+    if begun is not None:
+        # The run came from a storage, which keeps no pixels.
+        if catalog.digest() != begun.digest():
+            raise UserError(
+                f"the images in '{catalog.root}' are not those the run was begun with: bring them back, or begin "
+                "a new run", 1,
+            )  # fmt: skip
+        return begun
     if truth:
         _write_truth(run, {path: truth[path] for path in catalog.paths if path in truth})
     catalog.save(run.path)

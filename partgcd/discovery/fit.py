@@ -13,11 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from partgcd.backbone.tokens import fill, generations
+from partgcd.backbone.device_pixels import to_device
+from partgcd.backbone.tokens import generations
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings, TrainSettings
 from partgcd.data.catalog import Catalog
 from partgcd.data.views import pool_slots, random_crops
+from partgcd.discovery.epoch_line import class_sizes, epoch_line, unlabelled_loss
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.refresh import (
     Assignment,
@@ -27,13 +29,13 @@ from partgcd.discovery.refresh import (
     refit_bank,
 )
 from partgcd.discovery.sampler import epoch_batches
-from partgcd.discovery.setup import Setup, prepare, stopping_ticker
+from partgcd.discovery.setup import Setup, agree, fill_store, prepare, prepare_warm, stopping_ticker
 from partgcd.discovery.starts import refit_clusters, set_prototypes, settle_clusters
 from partgcd.discovery.step import step_loss
+from partgcd.discovery.warm import WarmStart
 from partgcd.model.losses import alpha_at, teacher_temperature
 from partgcd.parts.bank import GMMBank
 from partgcd.run.checkpoint import State, random_state, restore_random_state
-from partgcd.run.device import peak_memory_mb
 from partgcd.run.world import Interrupted, World
 
 
@@ -62,22 +64,26 @@ class _Epoch:
     predicted: Tensor
     sums: defaultdict[str, float]
     extra: dict[str, Any]
+    score: float | None = None
 
 
-def fit(settings: Settings, catalog: Catalog, world: World) -> Fitted:
-    """Train on ``catalog`` where ``world`` says, from its newest checkpoint if it has one.
+def fit(settings: Settings, catalog: Catalog, world: World, start: WarmStart | None = None) -> Fitted:
+    """Train on ``catalog`` where ``world`` says, from its newest checkpoint, or ``start``, or anew.
 
     Raises:
         Interrupted: a stop was asked for; the state is saved.
         UserError: the catalog does not fit the settings, or the loss stopped being finite.
     """
-    setup = prepare(settings, catalog, world)
-    _model, train = setup.model, settings.train
+    setup = (
+        prepare(settings, catalog, world) if start is None else prepare_warm(settings, catalog, world, start)
+    )
+    train = settings.train
     optimiser = _optimiser(setup)
     state = world.latest(settings)
     epoch = _restore(state, setup, optimiser) if state is not None else None
     first = state.epoch if state is not None else 1
-    world.folder.keep_metrics(first - 1)
+    if world.rank == 0:
+        world.folder.keep_metrics(first - 1)
     bank = epoch.bank if epoch is not None else setup.bank
     for number in range(first, train.epochs + 1):
         began = time.perf_counter()
@@ -93,7 +99,7 @@ def fit(settings: Settings, catalog: Catalog, world: World) -> Fitted:
         _set_lr(optimiser, learning_rate(number, train))
         begun_steps, images = time.perf_counter(), 0
         for step in range(epoch.step, len(batches)):
-            _step(setup, catalog, epoch, batches[step], step, len(batches), optimiser, settings)
+            _step(setup, catalog, epoch, batches[step], step, len(batches), optimiser, settings, world)
             epoch.step = step + 1
             images += len(batches[step])
             loss = epoch.sums["loss.total"] / epoch.step
@@ -101,12 +107,17 @@ def fit(settings: Settings, catalog: Catalog, world: World) -> Fitted:
                 "training", (number - 1) * len(batches) + step + 1, train.epochs * len(batches),
                 f"epoch {number}/{train.epochs} loss {loss:.3f}",
             )  # fmt: skip
-            if world.should_stop() and (step + 1 < len(batches) or number < train.epochs):
+            if world.all_should_stop() and (step + 1 < len(batches) or number < train.epochs):
                 world.save(_state(setup, optimiser, epoch), settings)
                 raise Interrupted
         seconds["steps"] = time.perf_counter() - begun_steps
         seconds["epoch"] = time.perf_counter() - began
-        world.report(_metrics(epoch, len(batches), settings, seconds, images, world))
+        line = epoch_line(
+            number, epoch.sums, epoch.extra, len(batches), learning_rate(number, train),
+            teacher_temperature(number - 1, settings.loss, train.epochs), seconds, images, world.device,
+        )  # fmt: skip
+        world.report(line)
+        epoch.score = unlabelled_loss(line["loss"])
         epoch.number, epoch.step = number + 1, 0
         epoch.sums.clear()
         world.save(_state(setup, optimiser, epoch), settings)
@@ -145,10 +156,17 @@ def _refresh(
 
     def answers(bank: GMMBank | None) -> tuple[Tensor, Tensor | None]:
         return compute_answers(
-            model, setup.part_model(bank), setup.evaluation, settings, world.device, setup.autocast, tick
+            model,
+            setup.part_model(bank),
+            setup.evaluation,
+            settings,
+            world.device,
+            setup.autocast,
+            tick,
+            world,
         )
 
-    features = compute_features(model, setup.evaluation, world.device, setup.autocast, tick)
+    features = compute_features(model, setup.evaluation, world.device, setup.autocast, tick, world)
     clusters: Tensor | None = None
     if refit_due(number - 1, settings):
         if last:
@@ -156,21 +174,29 @@ def _refresh(
             fused, part = answers(bank)
             weight = settings.parts.cluster_weight
             joint = features.cls if part is None else torch.cat([features.cls, weight * part], dim=1)
-            clusters = settle_clusters(joint, setup.labels, fused, settings.discovery.cluster_temperature)
+            clusters = settle_clusters(
+                joint, setup.labels, fused, settings.discovery.cluster_temperature, world=world
+            )
         else:
             predicted = model.prototypes(features.cls).argmax(dim=1)
             seed = (settings.seed * 1009 + number) % 2**31
-            clusters = refit_clusters(features.cls, setup.labels, predicted, setup.old, setup.classes, seed)
+            clusters = torch.zeros_like(predicted)
+            if world.rank == 0:  # one k-means for all, so that all have the same one
+                clusters = refit_clusters(
+                    features.cls, setup.labels, predicted, setup.old, setup.classes, seed
+                )
+            clusters = world.broadcast(clusters)
         set_prototypes(model.prototypes.weight, features.cls, clusters, 0 if last else setup.old)
         momentum = optimiser.state.get(model.prototypes.weight, {}).get("momentum_buffer")
         if momentum is not None:
             momentum[setup.old :] = 0  # it belonged to the directions that were left
-    assignment = assign(model, features, setup.labels, setup.old, settings)
+        agree([model.prototypes.weight], world)
+    assignment = assign(model, features, setup.labels, setup.old, settings, world)
     extra: dict[str, Any] = {"candidates": assignment.candidates}
     if bank is not None and setup.projection is not None:
         bank, likelihood, took = refit_bank(
             model, setup.evaluation, setup.projection, bank, assignment.candidates,
-            features.attention, settings, world.device,
+            features.attention, settings, world.device, world,
         )  # fmt: skip
         extra |= {"gmm_log_likelihood": likelihood, "mixture_seconds": took}
         if last and clusters is not None:
@@ -179,24 +205,12 @@ def _refresh(
             model.start_part_prototypes(model.prototypes.weight)
             assert model.part_prototypes is not None
             set_prototypes(model.part_prototypes.weight, part, clusters)
+            agree([model.part_prototypes.weight], world)
     if previous is not None:
         extra["changed"] = float((previous != assignment.predicted).float().mean())
     extra["sizes"] = class_sizes(assignment.predicted, setup.classes)
     _record(world, number - 1, assignment)
     return _Epoch(number, 0, bank, assignment.assigned, assignment.predicted, defaultdict(float), extra)
-
-
-def class_sizes(predicted: Tensor, classes: int) -> dict[str, float]:
-    """Largest and smallest class, how many are empty, and the entropy of the sizes (1 is uniform)."""
-    counts = torch.bincount(predicted.cpu(), minlength=classes).double()
-    share = counts[counts > 0] / counts.sum()
-    entropy = float(-(share * share.log()).sum() / math.log(max(classes, 2)))
-    return {
-        "largest": int(counts.max()),
-        "smallest": int(counts.min()),
-        "empty": int((counts == 0).sum()),
-        "entropy": entropy,
-    }
 
 
 def _step(
@@ -208,23 +222,29 @@ def _step(
     steps: int,
     optimiser: torch.optim.Optimizer,
     settings: Settings,
+    world: World,
 ) -> None:
-    """One descent step on the batch ``rows``; its terms are added to the epoch's sums."""
+    """One descent step on the batch ``rows``, of which each rank takes a share; adds to the epoch's sums."""
     parts, train = settings.parts, settings.train
     done = epoch.number - 1 + step / steps
     alpha = alpha_at(done, train.epochs, parts.alpha, parts.alpha_warmup)
-    picked = torch.from_numpy(rows).to(setup.labels.device)
+    shares = np.array_split(rows, world.size)
+    mine = shares[world.rank]
+    device = setup.labels.device
     loss = step_loss(
         setup.model,
         setup.part_model(epoch.bank),
-        view_tokens(setup, catalog, rows, epoch.number, step, settings),
-        setup.labels[picked],
-        epoch.assigned[picked],
+        view_tokens(setup, catalog, mine, epoch.number, step, settings),
+        setup.labels[torch.from_numpy(rows).to(device)],
+        epoch.assigned[torch.from_numpy(mine).to(device)],
         settings,
         alpha,
         teacher_temperature(epoch.number - 1, settings.loss, train.epochs),
         bool(catalog.labelled.any()),
         setup.autocast,
+        world,
+        [len(share) for share in shares],
+        setup.teacher.pick(torch.from_numpy(rows).to(device)) if setup.teacher is not None else None,
     )
     if not math.isfinite(loss.terms["total"]):
         bad = [name for name, value in loss.terms.items() if not math.isfinite(value)]
@@ -235,6 +255,7 @@ def _step(
         )
     optimiser.zero_grad(set_to_none=True)
     loss.total.backward()  # type: ignore[no-untyped-call]
+    world.sum_gradients(setup.trained)
     if train.max_grad_norm > 0:
         torch.nn.utils.clip_grad_norm_(setup.trained, train.max_grad_norm)
     optimiser.step()
@@ -256,9 +277,13 @@ def view_tokens(
     views = []
     for view in (0, 1):
         crops = random_crops(seed, epoch, step, keys, view, shapes, size)
-        views.append(setup.pixels.crop(rows, crops.top, crops.left, crops.flip, size))
+        if setup.device_pixels is not None:
+            views.append(setup.device_pixels.crop(rows, crops, size))
+        else:
+            cut = setup.pixels.crop(rows, crops.top, crops.left, crops.flip, size)
+            views.append(to_device(cut, device))
     with torch.no_grad(), setup.autocast():
-        tokens = setup.model.backbone.trunk(torch.from_numpy(np.concatenate(views)).to(device))
+        tokens = setup.model.backbone.trunk(torch.cat(views))
     return tokens.float()
 
 
@@ -266,10 +291,10 @@ def fill_pool(setup: Setup, catalog: Catalog, epoch: int, settings: Settings, wo
     """Bring the pool of cached views to the generation of ``epoch``; nothing to do without a pool."""
     if setup.pool is None:
         return
-    wanted = generations(epoch, setup.pool.slots, setup.pool.rows, settings.train.pool_refresh)
-    fill(
-        setup.pool, setup.model.backbone, setup.pixels, catalog.keys, wanted, settings.seed,
-        setup.autocast, world.device, stopping_ticker(world, "view pool"),
+    wanted = generations(epoch, setup.pool.slots, setup.pool.own, settings.train.pool_refresh)
+    fill_store(
+        setup.pool, setup.model.backbone, setup.pixels, catalog, wanted, settings.seed, setup.autocast, world,
+        "view pool",
     )  # fmt: skip
 
 
@@ -299,7 +324,10 @@ def _state(setup: Setup, optimiser: torch.optim.Optimizer, epoch: _Epoch) -> Sta
         tensors |= {f"bank.{name}": value for name, value in epoch.bank.to_tensors().items()}
     tensors |= {"assigned": epoch.assigned, "predicted": epoch.predicted, **random_state()}
     extra = {key: value for key, value in epoch.extra.items() if key != "candidates"}
-    return State(epoch.number, epoch.step, tensors, {"sums": dict(epoch.sums), "extra": extra})
+    values: dict[str, Any] = {"sums": dict(epoch.sums), "extra": extra}
+    if epoch.step == 0 and epoch.score is not None:
+        values["score"] = epoch.score
+    return State(epoch.number, epoch.step, tensors, values)
 
 
 def _restore(state: State, setup: Setup, optimiser: torch.optim.Optimizer) -> _Epoch:
@@ -337,27 +365,3 @@ def _record(world: World, after_epoch: int, assignment: Assignment) -> None:
         candidate_rows=candidates.rows.cpu().numpy().astype(np.int32),
         candidate_classes=candidates.classes.cpu().numpy().astype(np.int32),
     )
-
-
-def _metrics(
-    epoch: _Epoch, steps: int, settings: Settings, seconds: dict[str, float], images: int, world: World
-) -> dict[str, Any]:
-    train = settings.train
-    line: dict[str, Any] = {
-        "epoch": epoch.number,
-        "lr": learning_rate(epoch.number, train),
-        "alpha": epoch.sums["alpha"] / steps,
-        "teacher_temperature": teacher_temperature(epoch.number - 1, settings.loss, train.epochs),
-        "loss": {
-            name.removeprefix("loss."): value / steps
-            for name, value in epoch.sums.items()
-            if name.startswith("loss.")
-        },
-        "seconds": {name: round(value, 3) for name, value in seconds.items()},
-        "images_per_second": round(images / max(seconds["steps"], 1e-9), 2),
-        "peak_memory_mb": round(peak_memory_mb(world.device), 1),
-    }
-    line |= {
-        key: epoch.extra[key] for key in ("sizes", "changed", "gmm_log_likelihood") if key in epoch.extra
-    }
-    return line

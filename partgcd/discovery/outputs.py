@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save
 from safetensors.torch import save as save_tensors
+from torch import Tensor
 
 from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
 from partgcd.discovery.classes import ClassRecord, describe_classes
 from partgcd.discovery.fit import Fitted
 from partgcd.discovery.predict import predict
-from partgcd.discovery.refresh import BATCH
+from partgcd.discovery.refresh import over_images
 from partgcd.run.files import read_json, write_bytes, write_csv, write_json
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import World
@@ -51,36 +52,44 @@ class Answers:
 def answer_all(fitted: Fitted, settings: Settings, world: World) -> Answers:
     """The predictor's answer for the evaluation view of every image."""
     setup, parts = fitted.setup, fitted.parts
-    collected: dict[str, list[NDArray[np.float32]]] = {}
-    for start in range(0, setup.evaluation.rows, BATCH):
-        world.progress("predicting", start, setup.evaluation.rows)
-        rows = np.arange(start, min(start + BATCH, setup.evaluation.rows))
+    names: list[str] = []
+
+    def one(tokens: Tensor) -> tuple[Tensor, ...]:
         with setup.autocast():
-            found = predict(
-                setup.model,
-                parts,
-                setup.evaluation.read(rows, world.device),
-                settings.parts,
-                settings.discovery,
-            )
-        for name, value in found._asdict().items():
-            if value is not None:
-                collected.setdefault(name, []).append(value.float().cpu().numpy())
-    world.progress("predicting", setup.evaluation.rows, setup.evaluation.rows)
-    joined = {name: np.concatenate(chunks) for name, chunks in collected.items()}
+            found = predict(setup.model, parts, tokens, settings.parts, settings.discovery)
+        told = {name: value.float() for name, value in found._asdict().items() if value is not None}
+        if "maps" in told:
+            told["maps"] = told["maps"].half()
+        names[:] = told
+        return tuple(told.values())
+
+    found = over_images(
+        one,
+        setup.evaluation,
+        world.device,
+        lambda done, total: world.progress("predicting", done, total),
+        world,
+    )
+    joined = {name: value.cpu().numpy() for name, value in zip(names, found, strict=True)}
     return Answers(
         joined["overall"], joined.get("part"), joined["fused"], joined["cls"], joined.get("feature"),
-        joined["attention"], _half(joined.get("maps")), setup.model.backbone.info.grid,
+        joined["attention"], joined.get("maps"), setup.model.backbone.info.grid,
         setup.model.prototypes.unit().detach().float().cpu().numpy(),
     )  # fmt: skip
 
 
-def write_outputs(run: RunFolder, catalog: Catalog, answers: Answers) -> list[ClassRecord]:
-    """Write features, classes.json and predictions (.parquet and .csv); each file atomically."""
+def write_outputs(
+    run: RunFolder, catalog: Catalog, answers: Answers, records: list[ClassRecord] | None = None
+) -> list[ClassRecord]:
+    """Write features, classes.json and predictions (.parquet and .csv); each file atomically.
+
+    ``records`` are the classes where training went on from known ones; otherwise they are described here.
+    """
     predicted = answers.fused.argmax(axis=1).astype(np.int64)
-    records = describe_classes(
-        str(run.info()["id"]), catalog.label_names, answers.prototypes, catalog.labels, predicted
-    )
+    if records is None:
+        records = describe_classes(
+            str(run.info()["id"]), catalog.label_names, answers.prototypes, catalog.labels, predicted
+        )
     _write_features(run, answers)
     write_json(run.classes, [record.as_json() for record in records])
     _write_predictions(run, catalog, answers, records, predicted)
@@ -148,10 +157,6 @@ def _write_predictions(
     write_bytes(run.predictions, buffer.getvalue().to_pybytes())
     table = zip(*columns.values(), strict=True)
     write_csv(run.predictions.with_suffix(".csv"), list(columns), table)
-
-
-def _half(values: NDArray[np.float32] | None) -> NDArray[np.float16] | None:
-    return None if values is None else values.astype(np.float16)
 
 
 def predicted_classes(run: RunFolder, images: int) -> NDArray[np.int64]:

@@ -2,12 +2,16 @@
 
 All from stored trunk tokens: features and attention cost the last block's class row alone, mixtures are
 fitted on frozen patches that never change.
+
+In a `World` of many ranks each takes contiguous rows of images, and for mixtures contiguous classes; what
+comes out is gathered, so that every rank holds all of it. Without a world one process does all.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +30,11 @@ from partgcd.parts.bank import GMMBank
 from partgcd.parts.em import fit_mixtures
 from partgcd.parts.hard import fit_hard
 from partgcd.parts.maps import attention_filter
+from partgcd.parts.mixture import Mixture
 from partgcd.parts.projection import Projection, project
 from partgcd.parts.slots import align_slots, permute
 from partgcd.run.device import Autocast
+from partgcd.run.world import World, share_of
 
 BATCH = 256
 """Images a forward pass of the last block; fixed, so that resumed runs see the same batches."""
@@ -62,19 +68,42 @@ def compute_features(
     device: torch.device,
     autocast: Autocast,
     tick: Callable[[int, int], None],
+    world: World | None = None,
 ) -> Features:
     """Class tokens and class attention of the evaluation view of every image."""
-    cls, attention = [], []
-    for start in range(0, store.rows, BATCH):
-        tick(start, store.rows)
-        rows = np.arange(start, min(start + BATCH, store.rows))
-        tokens = store.read(rows, device)
+
+    def one(tokens: Tensor) -> tuple[Tensor, Tensor]:
         with autocast():
             out = model(tokens, None)
-        cls.append(torch.nn.functional.normalize(out.cls.float(), dim=1))
-        attention.append(out.attention.float())
-    tick(store.rows, store.rows)
-    return Features(torch.cat(cls), torch.cat(attention))
+        return torch.nn.functional.normalize(out.cls.float(), dim=1), out.attention.float()
+
+    cls, attention = over_images(one, store, device, tick, world)
+    return Features(cls, attention)
+
+
+def over_images(
+    compute: Callable[[Tensor], tuple[Tensor, ...]],
+    store: TokenStore,
+    device: torch.device,
+    tick: Callable[[int, int], None],
+    world: World | None,
+) -> tuple[Tensor, ...]:
+    """What ``compute`` says of the tokens [b, T, D] of every image, `BATCH` at a time: tensors [N, ...].
+
+    Batches begin at the same images however many ranks share them, so each image's answer is the same bits.
+    """
+    share = share_of(store.rows, world, BATCH)
+    found = []
+    with world.together() if world is not None else nullcontext():
+        for start in range(share.start, share.stop, BATCH):
+            tick(start - share.start, len(share))
+            found.append(compute(store.read(np.arange(start, min(start + BATCH, share.stop)), device)))
+        tick(len(share), len(share))
+    if world is None or world.size == 1:
+        return tuple(torch.cat(each) for each in zip(*found, strict=True))
+    # A rank without images learns what they look like from one that is not counted.
+    mine = found or [compute(store.read(np.zeros(1, dtype=np.int64), device))]
+    return tuple(world.all_gather(torch.cat(each)[: len(share)]) for each in zip(*mine, strict=True))
 
 
 @torch.no_grad()
@@ -86,28 +115,33 @@ def compute_answers(
     device: torch.device,
     autocast: Autocast,
     tick: Callable[[int, int], None],
+    world: World | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """What `predict` says of the evaluation view of every image.
 
     Returns:
         fused probabilities [N, C], and part-enhanced features [N, D] with unit norm (None without parts).
     """
-    fused, feature = [], []
-    for start in range(0, store.rows, BATCH):
-        tick(start, store.rows)
-        tokens = store.read(np.arange(start, min(start + BATCH, store.rows)), device)
+
+    def one(tokens: Tensor) -> tuple[Tensor, ...]:
         with autocast():
             found = predict(model, parts, tokens, settings.parts, settings.discovery)
-        fused.append(found.fused.float())
-        if found.feature is not None:
-            feature.append(torch.nn.functional.normalize(found.feature.float(), dim=1))
-    tick(store.rows, store.rows)
-    return torch.cat(fused), torch.cat(feature) if feature else None
+        if found.feature is None:
+            return (found.fused.float(),)
+        return found.fused.float(), torch.nn.functional.normalize(found.feature.float(), dim=1)
+
+    fused, *feature = over_images(one, store, device, tick, world)
+    return fused, feature[0] if feature else None
 
 
 @torch.no_grad()
 def assign(
-    model: DiscoveryModel, features: Features, labels: Tensor, old: int, settings: Settings
+    model: DiscoveryModel,
+    features: Features,
+    labels: Tensor,
+    old: int,
+    settings: Settings,
+    world: World | None = None,
 ) -> Assignment:
     """Predictions, Sinkhorn-adjusted assignments and candidates (Eqs. 4 to 6).
 
@@ -116,22 +150,24 @@ def assign(
         old: number of labelled classes; classes at and above it are sought among unlabelled images.
     """
     discovery, parts = settings.discovery, settings.parts
-    cosine = model.prototypes(features.cls)
+    share = share_of(len(labels), world)
+    mine = slice(share.start, share.stop)
+    cls, known = features.cls[mine], labels[mine]
+    cosine = model.prototypes(cls)
     log_p = (cosine / discovery.sinkhorn_temperature).log_softmax(dim=1)
-    q = sinkhorn(log_p, discovery.sinkhorn_iterations, discovery.sinkhorn_tolerance).exp()
-    known = labels >= 0
-    pinned = pin_labelled(q, labels)
+    q = sinkhorn(log_p, discovery.sinkhorn_iterations, discovery.sinkhorn_tolerance, world=world).exp()
+    pinned = pin_labelled(q, known)
     assigned = (pinned if parts.assignment_of_labelled == "label" else q).argmax(dim=1)
     count = candidates_per_class(labels, old, cosine.shape[1], parts.gamma)
     if parts.candidates == "calibrated":
-        prototypes = calibrated_prototypes(features.cls, pinned, count)
+        prototypes = calibrated_prototypes(cls, pinned, count, world=world)
     elif parts.candidates == "prototypes":
-        prototypes = calibrated_prototypes(features.cls, pin_labelled(log_p.exp(), labels), count)
+        prototypes = calibrated_prototypes(cls, pin_labelled(log_p.exp(), known), count, world=world)
     else:
         prototypes = None
     candidates = select_candidates(
         mode=parts.candidates,
-        features=features.cls,
+        features=cls,
         log_p=log_p,
         q=q,
         prototypes=prototypes,
@@ -140,9 +176,12 @@ def assign(
         count=count,
         temperature=parts.candidate_temperature,
         search=parts.search,
+        world=world,
     )
-    predicted = cosine.argmax(dim=1)
-    return Assignment(predicted, torch.where(known, assigned, q.argmax(dim=1)), candidates)
+    predicted, assigned = cosine.argmax(dim=1), torch.where(known >= 0, assigned, q.argmax(dim=1))
+    if world is not None:
+        predicted, assigned = world.all_gather(predicted), world.all_gather(assigned)
+    return Assignment(predicted, assigned, candidates)
 
 
 @torch.no_grad()
@@ -169,6 +208,9 @@ def filtered_patches(
         mask = attention_filter(attended) if use_filter else torch.ones_like(attended, dtype=torch.bool)
         kept.append(points[mask])
         counts.append(mask.sum(dim=1))
+    if not kept:
+        dims = projection.dims if projection is not None else model.backbone.info.trunk_dim
+        return torch.empty(0, dims, device=device), torch.empty(0, dtype=torch.long, device=device)
     return torch.cat(kept), torch.cat(counts)
 
 
@@ -182,6 +224,7 @@ def refit_bank(
     attention: Tensor,
     settings: Settings,
     device: torch.device,
+    world: World | None = None,
 ) -> tuple[GMMBank, float, float]:
     """Fit every class's mixture on its candidates, from the last bank, slots aligned to the shared mixture.
 
@@ -190,24 +233,25 @@ def refit_bank(
     """
     parts = settings.parts
     order = torch.argsort(candidates.classes, stable=True)
+    mine = share_of_classes(candidates.classes, bank.mu.shape[0], world)
+    order = order[torch.isin(candidates.classes[order], torch.tensor(mine, device=order.device))]
     rows = candidates.rows[order].cpu().numpy()
-    classes = candidates.classes[order].to(device)
+    classes = candidates.classes[order].to(device) - mine.start
+    start = Mixture(*(value[mine.start : mine.stop] for value in (bank.log_pi, bank.mu, bank.var)))
     patches, per_row = filtered_patches(
         model, store, projection, rows, attention, parts.attention_filter, device
     )
     began = time.perf_counter()
-    total = bank.mu.shape[0]
-    sizes = torch.zeros(total, dtype=torch.long, device=device).index_add_(0, classes, per_row)
+    sizes = torch.zeros(len(mine), dtype=torch.long, device=device).index_add_(0, classes, per_row)
     cold = not bool(bank.fitted.any())
     floor = parts.variance_floor * float(bank.shared.var.mean())
-    mean = 0.0
     if parts.mixtures == "kmeans":
-        fit = fit_hard(patches, sizes, bank.mixture)
+        fit = fit_hard(patches, sizes, start)
     else:
         result = fit_mixtures(
             patches,
             sizes,
-            bank.mixture,
+            start,
             iterations=parts.em_iterations if cold else parts.em_iterations_warm,
             tolerance=parts.em_tolerance,
             variance_floor=floor,
@@ -218,16 +262,36 @@ def refit_bank(
     fitted = sizes >= parts.min_patches
     mixture = permute(fit, align_slots(fit, bank.shared.mu))
     keep, shared = fitted.view(-1, 1), bank.shared
-    new = GMMBank(
+    made = (
         torch.where(keep, mixture.log_pi, shared.log_pi),
         torch.where(keep[..., None], mixture.mu, shared.mu),
         torch.where(keep[..., None], mixture.var, shared.var),
-        shared,
         fitted,
     )
+    reached = torch.zeros(2, dtype=torch.float64, device=device)
     if parts.mixtures != "kmeans":
         last = (result.iterations_run.clamp_min(1) - 1).view(1, -1)
-        reached = result.log_likelihood.gather(0, last)[0].nan_to_num()
-        weights = torch.where(fitted, sizes, 0).cpu().to(reached.dtype)
-        mean = float((reached * weights).sum() / weights.sum().clamp_min(1))
-    return new, mean, time.perf_counter() - began
+        found = result.log_likelihood.gather(0, last)[0].nan_to_num()
+        weights = torch.where(fitted, sizes, 0).cpu().to(found.dtype)
+        reached = torch.stack([(found * weights).sum(), weights.sum()]).to(device)
+    took = time.perf_counter() - began
+    if world is not None:
+        gathered = [world.all_gather(value) for value in made]
+        made = (gathered[0], gathered[1], gathered[2], gathered[3])
+        reached = world.all_reduce(reached)
+    log_pi, mu, var, fitted = made
+    return GMMBank(log_pi, mu, var, shared, fitted), float(reached[0] / reached[1].clamp_min(1)), took
+
+
+def share_of_classes(classes: Tensor, total: int, world: World | None) -> range:
+    """This rank's contiguous share of ``total`` classes, with about its share of their images.
+
+    Args:
+        classes: [M] class of every candidate.
+    """
+    if world is None or world.size == 1:
+        return range(total)
+    images = torch.bincount(classes.cpu(), minlength=total).cumsum(0)
+    wanted = torch.arange(1, world.size) * len(classes) / world.size
+    bounds = [0, *torch.searchsorted(images.double(), wanted.double(), right=True).tolist(), total]
+    return range(bounds[world.rank], bounds[world.rank + 1])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from partgcd.backbone.device_pixels import DevicePixels
 from partgcd.backbone.load import Backbone, load_backbone
 from partgcd.backbone.tokens import TokenStore, fill, generations
 from partgcd.config.errors import UserError
@@ -21,6 +24,7 @@ from partgcd.discovery.part_setup import prepare_parts
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.refresh import Features, compute_features
 from partgcd.discovery.starts import start_adapter, start_prototypes
+from partgcd.discovery.warm import Teacher, WarmStart
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.mixture import Mixture
@@ -43,6 +47,8 @@ class Setup:
         evaluation, pool: trunk tokens of the centre crop, and of cached random views (None: fresh views).
         projection, bank: None for the global baseline.
         trained: the parameters that descend, in a fixed order.
+        teacher: the model before, where training goes on from one.
+        device_pixels: the pixels on a GPU that has room for them, where views are fresh.
     """
 
     settings: Settings
@@ -57,6 +63,12 @@ class Setup:
     bank: GMMBank | None
     autocast: Autocast
     trained: list[nn.Parameter]
+    teacher: Teacher | None = None
+    device_pixels: DevicePixels | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.pool is None and DevicePixels.fits(self.pixels, self.labels.device):
+            self.device_pixels = DevicePixels(self.pixels, self.labels.device)
 
     def part_model(self, bank: GMMBank | None) -> PartModel | None:
         """``bank`` with the projection its patches go through."""
@@ -74,28 +86,42 @@ class Ground:
     stamp: str
 
 
-def ground(settings: Settings, catalog: Catalog, world: World) -> Ground:
-    """Load the backbone and run its trunk once over the evaluation view of every image."""
+def ground(
+    settings: Settings, catalog: Catalog, world: World, replay: NDArray[np.float16] | None = None
+) -> Ground:
+    """Load the backbone and run its trunk once over the evaluation view of every image.
+
+    ``replay`` are the tokens [M, T, Dt] of the catalog's last M images, where these have no pixels.
+    """
     threads = apply_threads(settings.train)
     precision = pick_precision(settings.train.precision, world.device)
     cast = autocast(precision, world.device)
     backbone = load_backbone(settings.backbone, settings.data.image_size, world.device)
     info = backbone.info
-    world.folder.update(
-        status="running",
-        device=str(world.device),
-        precision=precision,
-        threads=threads,
-        backbone={"name": info.name, "kind": info.kind, "lineage": info.lineage, "licence": info.licence,
-                  "grid": list(info.grid), "dim": info.dim, "weights": info.weights_digest},
-    )  # fmt: skip
+    if world.rank == 0:
+        world.folder.update(
+            status="running",
+            device=str(world.device),
+            precision=precision,
+            threads=threads,
+            workers=world.size,
+            backbone={"name": info.name, "kind": info.kind, "lineage": info.lineage, "licence": info.licence,
+                      "grid": list(info.grid), "dim": info.dim, "weights": info.weights_digest},
+        )  # fmt: skip
     pixels = PixelStore.open(world.folder.store)
     stamp = f"{catalog.digest()}:{info.weights_digest}:{info.name}:{info.image_size}:{precision}:{threads}"
-    evaluation = _token_store(world, "evaluation", backbone, len(catalog), 1, stamp)
-    fill(
-        evaluation, backbone, pixels, catalog.keys, generations(1, 1, len(catalog), 0.0), None, cast,
-        world.device, stopping_ticker(world, "trunk"),
-    )  # fmt: skip
+    evaluation = _token_store(world, "evaluation", backbone, len(catalog), 1, stamp, replay)
+    fill_store(
+        evaluation,
+        backbone,
+        pixels,
+        catalog,
+        generations(1, 1, evaluation.own, 0.0),
+        None,
+        cast,
+        world,
+        "trunk",
+    )
     return Ground(backbone, pixels, evaluation, cast, stamp)
 
 
@@ -106,6 +132,7 @@ def prepare(settings: Settings, catalog: Catalog, world: World) -> Setup:
         UserError: fewer images than classes or parts need.
         Interrupted: a stop was asked for.
     """
+    check_shares(settings, catalog, world)
     base = ground(settings, catalog, world)
     labels = torch.from_numpy(catalog.labels).to(world.device)
     old = len(catalog.label_names)
@@ -115,34 +142,77 @@ def prepare(settings: Settings, catalog: Catalog, world: World) -> Setup:
     tick = stopping_ticker(world, "features")
     features: Features | None = None
     if settings.discovery.classes == "auto" or uses_parts or settings.discovery.prototype_start == "clusters":
-        features = compute_features(probe, base.evaluation, world.device, base.autocast, tick)
+        features = compute_features(probe, base.evaluation, world.device, base.autocast, tick, world)
     classes = decide_classes(settings, catalog, features, world)
     projection, bank = None, None
     if uses_parts and features is not None:
         projection, bank = _parts(probe, base, features, labels, classes, settings, world)
     parts = bank.mu.shape[1] if bank is not None else None
     model = DiscoveryModel(base.backbone, classes, parts, settings).to(world.device)
-    if settings.discovery.prototype_start == "clusters":
+    if settings.discovery.prototype_start == "clusters" and world.rank == 0:
         assert features is not None
         start_prototypes(model, features, labels, old, classes, settings)
     if bank is not None and projection is not None and settings.parts.adapter_start == "linear":
         start_adapter(
-            model, PartModel(bank, projection), base.evaluation, settings, world.device, base.autocast
+            model, PartModel(bank, projection), base.evaluation, settings, world.device, base.autocast, world
         )
-    model = world.wrap(model)
-    pool = None
-    views = settings.train.view_pool
-    if views == "auto":
-        views = 0 if world.device.type == "cuda" else _CPU_POOL
-    if views:
-        pool = _token_store(
-            world, "pool", base.backbone, len(catalog), views, f"{base.stamp}:{settings.seed}"
-        )
+    pool = _view_pool(settings, catalog, world, base, None)
     trained = [value for value in model.parameters() if value.requires_grad]
+    agree(trained, world)
     return Setup(
         settings, model, base.pixels, base.evaluation, pool, labels, old, classes, projection, bank,
         base.autocast, trained,
     )  # fmt: skip
+
+
+def prepare_warm(settings: Settings, catalog: Catalog, world: World, start: WarmStart) -> Setup:
+    """From settings and catalog to the model of ``start``, ready to train on.
+
+    Raises:
+        UserError: more ranks than a batch has images.
+        Interrupted: a stop was asked for.
+    """
+    check_shares(settings, catalog, world)
+    base = ground(settings, catalog, world, start.replay)
+    model = start.model(base.backbone, settings).to(world.device)
+    trained = [value for value in model.parameters() if value.requires_grad]
+    agree(trained, world)
+    return Setup(
+        settings, model, base.pixels, base.evaluation, _view_pool(settings, catalog, world, base, start.replay),
+        torch.from_numpy(catalog.labels).to(world.device), len(catalog.label_names), start.classes,
+        start.projection.to(world.device) if start.projection is not None else None,
+        start.bank.to(world.device) if start.bank is not None else None,
+        base.autocast, trained, start.teacher.to(world.device) if start.teacher is not None else None,
+    )  # fmt: skip
+
+
+def _view_pool(
+    settings: Settings, catalog: Catalog, world: World, base: Ground, replay: NDArray[np.float16] | None
+) -> TokenStore | None:
+    """The store of cached views; None for fresh views in every step, which images without pixels can't have."""
+    views = settings.train.view_pool
+    if views == "auto":
+        views = 0 if world.device.type == "cuda" else _CPU_POOL
+    if replay is not None:
+        views = views or _CPU_POOL
+    if not views:
+        return None
+    stamp = f"{base.stamp}:{settings.seed}"
+    return _token_store(world, "pool", base.backbone, len(catalog), views, stamp, replay)
+
+
+def check_shares(settings: Settings, catalog: Catalog, world: World) -> None:
+    """Refuse more ranks than a batch has images.
+
+    Raises:
+        UserError: a rank would have nothing to do.
+    """
+    batch = min(settings.train.batch_size, len(catalog))
+    if batch < world.size:
+        raise UserError(
+            f"a batch of {batch} images can't be split over {world.size} workers: "
+            f"use --workers {batch} at most, or a larger --batch-size"
+        )
 
 
 def decide_classes(settings: Settings, catalog: Catalog, features: Features | None, world: World) -> int:
@@ -163,7 +233,7 @@ def decide_classes(settings: Settings, catalog: Catalog, features: Features | No
             )
         return asked
     recorded = world.folder.info().get("class_estimate")
-    if recorded is None:
+    if recorded is None and world.rank == 0:
         if len(catalog) < 8:
             raise UserError(
                 f"{len(catalog)} images are too few to estimate the number of classes: give --classes N"
@@ -185,7 +255,9 @@ def decide_classes(settings: Settings, catalog: Catalog, features: Features | No
             "seconds": round(found.seconds, 2),
         }
         world.folder.update(class_estimate=recorded)
-    return int(recorded["classes"])
+    # Rank 0 estimates for all: the outcome is one number, and its clusterings are not worth sharing out.
+    decided: dict[str, Any] = world.all_gather_object(recorded)[0]
+    return int(decided["classes"])
 
 
 def _parts(
@@ -197,34 +269,86 @@ def _parts(
     settings: Settings,
     world: World,
 ) -> tuple[Projection, GMMBank]:
-    """Projection and starting bank, from the run's cache if it has them."""
+    """Projection and starting bank, from the run's cache if it has them; else rank 0 makes them for all."""
     kept, record = world.folder.cache / "parts.safetensors", world.folder.cache / "parts.json"
-    if record.exists() and kept.exists() and read_json(record)["classes"] == classes:
-        tensors = {name: value.to(world.device) for name, value in load_file(kept).items()}
-        shared = Mixture(tensors["log_pi"], tensors["mu"], tensors["var"])
-        return Projection(tensors["mean"], tensors["basis"]), GMMBank.all_shared(shared, classes)
-    world.progress("parts", 0, 1)
-    made = prepare_parts(probe, base.evaluation, features.attention, labels, classes, settings, world.device)
-    world.progress("parts", 1, 1)
-    shared = made.bank.shared
-    tensors = {"log_pi": shared.log_pi, "mu": shared.mu, "var": shared.var,
-               "mean": made.projection.mean, "basis": made.projection.basis}  # fmt: skip
-    write_bytes(kept, save({name: value.cpu().contiguous() for name, value in tensors.items()}))
-    silhouettes: dict[str, Any] = {str(k): round(value, 5) for k, value in made.silhouettes.items()}
-    count = int(shared.mu.shape[0])
-    # run.json first: parts.json says that all of this is done.
-    world.folder.update(parts={"count": count, "silhouettes": silhouettes, "seconds": round(made.seconds, 2)})
-    write_json(record, {"classes": classes, "parts": count, "silhouettes": silhouettes})
-    return made.projection, made.bank
+    done = record.exists() and kept.exists() and read_json(record)["classes"] == classes
+    if not done and world.rank == 0:
+        world.progress("parts", 0, 1)
+        made = prepare_parts(
+            probe, base.evaluation, features.attention, labels, classes, settings, world.device
+        )
+        world.progress("parts", 1, 1)
+        shared = made.bank.shared
+        tensors = {"log_pi": shared.log_pi, "mu": shared.mu, "var": shared.var,
+                   "mean": made.projection.mean, "basis": made.projection.basis}  # fmt: skip
+        write_bytes(kept, save({name: value.cpu().contiguous() for name, value in tensors.items()}))
+        silhouettes: dict[str, Any] = {str(k): round(value, 5) for k, value in made.silhouettes.items()}
+        count = int(shared.mu.shape[0])
+        # run.json first: parts.json says that all of this is done.
+        world.folder.update(
+            parts={"count": count, "silhouettes": silhouettes, "seconds": round(made.seconds, 2)}
+        )
+        write_json(record, {"classes": classes, "parts": count, "silhouettes": silhouettes})
+    world.barrier()
+    tensors = {name: value.to(world.device) for name, value in load_file(kept).items()}
+    shared = Mixture(tensors["log_pi"], tensors["mu"], tensors["var"])
+    return Projection(tensors["mean"], tensors["basis"]), GMMBank.all_shared(shared, classes)
+
+
+@torch.no_grad()
+def agree(parameters: list[nn.Parameter], world: World) -> None:
+    """Rank 0's values everywhere.
+
+    What every rank computes from the same inputs may still differ in its last bits between machines, and on a
+    GPU between calls; replicas of a model would drift apart.
+    """
+    if world.size == 1:
+        return
+    whole = world.broadcast(torch.cat([value.reshape(-1) for value in parameters]))
+    for value, part in zip(
+        parameters, torch.split(whole, [each.numel() for each in parameters]), strict=True
+    ):
+        value.copy_(part.view_as(value))
+
+
+def fill_store(
+    store: TokenStore,
+    backbone: Backbone,
+    pixels: PixelStore,
+    catalog: Catalog,
+    wanted: NDArray[np.int64],
+    seed: int | None,
+    cast: Autocast,
+    world: World,
+    phase: str,
+) -> None:
+    """`fill` with the generations ``wanted`` [slots, chunks], shared out over the ranks of each host."""
+    many = world.size > 1
+    with world.together():
+        lacked = fill(
+            store, backbone, pixels, catalog.keys, wanted, seed, cast, world.device,
+            stopping_ticker(world, phase), world.share_out if many else None,
+        )  # fmt: skip
+    if many and (lacked or not store.resident):
+        store.hold_on(world.device)
 
 
 def _token_store(
-    world: World, name: str, backbone: Backbone, rows: int, slots: int, stamp: str
+    world: World,
+    name: str,
+    backbone: Backbone,
+    rows: int,
+    slots: int,
+    stamp: str,
+    replay: NDArray[np.float16] | None = None,
 ) -> TokenStore:
+    """The store of ``rows`` images, the last of them given by ``replay``."""
+    own = rows - (len(replay) if replay is not None else 0)
     size = backbone.info.image_size
     blank = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=world.device)
     _, tokens, dim = backbone.trunk(blank).shape
-    return TokenStore(world.folder.cache / name, rows, slots, (tokens, dim), stamp)
+    with world.leader_first():
+        return TokenStore(world.stores / name, own, slots, (tokens, dim), stamp, replay)
 
 
 def stopping_ticker(world: World, phase: str) -> Callable[[int, int], None]:

@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from partgcd.run.world import World
+
 CHUNK = 8192  # images whose scores are held twice; bounds the extra memory, not the result
 LARGEST = 1e30  # of a score; beyond it sums of scores and potentials would leave float32
 
 
-def _shares(marginals: Tensor | None, scores: Tensor) -> Tensor:
+def _shares(marginals: Tensor | None, scores: Tensor, world: World | None) -> Tensor:
     """The classes' shares of the images, [C] float64 summing to 1; 0 for a class that no image can take."""
     classes = scores.shape[1]
     if marginals is None:
@@ -26,7 +28,10 @@ def _shares(marginals: Tensor | None, scores: Tensor) -> Tensor:
             raise ValueError(f"marginals have shape {tuple(shares.shape)}: expected ({classes},)")
         if not bool((torch.isfinite(shares) & (shares >= 0)).all()) or float(shares.sum()) <= 0:
             raise ValueError("marginals must be finite, at least 0 and not all 0")
-    possible = shares * (scores.amax(dim=0) > -math.inf)
+    takers = (scores if len(scores) else scores.new_full((1, classes), -math.inf)).amax(dim=0) > -math.inf
+    if world is not None and world.size > 1:
+        takers = world.all_reduce(takers.double()) > 0
+    possible = shares * takers
     if float(possible.sum()) > 0:
         shares = possible
     return shares / shares.sum()
@@ -38,6 +43,7 @@ def sinkhorn(
     tolerance: float = 1e-3,
     marginals: Tensor | None = None,
     overwrite: bool = False,
+    world: World | None = None,
 ) -> Tensor:
     """The predictions closest to ``log_p`` (in KL) whose classes have the given mass, as log-probabilities.
 
@@ -54,6 +60,9 @@ def sinkhorn(
     The result is float32 (float64 where the input is); per-class sums are float64. Besides it, the memory is
     a few thousand rows; with ``overwrite`` the result takes the input's own memory where the types agree.
 
+    In a ``world`` of many ranks each passes its own images' rows and gets them back; the columns' masses are
+    those of all ranks together.
+
     Shape: log_p [N, C]; marginals [C], non-negative, scaled to sum to 1, uniform by default -> [N, C].
 
     Raises ValueError for a score that is NaN or +inf and for marginals that are no distribution over C
@@ -63,13 +72,16 @@ def sinkhorn(
     log_q = log_p.detach().to(dtype)
     if not overwrite and log_q.data_ptr() == log_p.data_ptr():
         log_q = log_q.clone()
-    images, _ = log_q.shape
+    many = world is not None and world.size > 1
+    images = len(log_q)
+    if world is not None and many:
+        images = int(world.all_reduce(torch.tensor([images], device=log_q.device)))
     if not images:
         return log_q
-    if not bool(log_q.amax() < math.inf):  # a maximum of NaN is NaN
+    if len(log_q) and not bool(log_q.amax() < math.inf):  # a maximum of NaN is NaN
         raise ValueError("scores hold NaN or +inf: the model that made them has diverged")
 
-    shares = _shares(marginals, log_q)
+    shares = _shares(marginals, log_q, world)
     in_play = shares > 0
     for chunk in torch.split(log_q, CHUNK):
         chunk.masked_fill_(~in_play, -math.inf)
@@ -86,6 +98,8 @@ def sinkhorn(
         for chunk in torch.split(log_q, CHUNK):
             normalised = F.log_softmax(chunk + potential.to(dtype), dim=1)
             log_mass = torch.logaddexp(log_mass, normalised.logsumexp(dim=0).double())
+        if world is not None and many:
+            log_mass = world.all_gather(log_mass[None], [1] * world.size).logsumexp(dim=0)
         excess = torch.where(in_play, log_mass - log_target, 0.0)
         if float(excess.expm1().abs().max()) <= tolerance:
             break

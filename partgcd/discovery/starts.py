@@ -16,6 +16,7 @@ from partgcd.discovery.semi_kmeans import semi_kmeans
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.maps import part_features
 from partgcd.run.device import Autocast
+from partgcd.run.world import World, share_of
 
 _RIDGE = 0.05
 """Ridge penalty as a share of the mean squared part feature times the number of images."""
@@ -58,7 +59,12 @@ def refit_clusters(
 
 @torch.no_grad()
 def settle_clusters(
-    features: Tensor, labels: Tensor, probabilities: Tensor, temperature: float, iterations: int = 20
+    features: Tensor,
+    labels: Tensor,
+    probabilities: Tensor,
+    temperature: float,
+    iterations: int = 20,
+    world: World | None = None,
 ) -> Tensor:
     """Clusters [N] near the answers so far: a mixture on the unit sphere, labelled images held to their class.
 
@@ -71,17 +77,25 @@ def settle_clusters(
         labels: [N] label index, -1 for none.
         probabilities: [N, C] where it starts.
         temperature: of the assignment by cosine.
+        world: each of its ranks computes on its share of the images; the sums are of all.
     """
-    unit = torch.nn.functional.normalize(features, dim=1)
-    known = labels >= 0
-    pinned = torch.nn.functional.one_hot(labels[known], probabilities.shape[1]).to(unit)
-    q = probabilities.to(unit).clone()
+    share = share_of(len(labels), world)
+    mine, total = slice(share.start, share.stop), len(labels)
+    unit, own = torch.nn.functional.normalize(features[mine], dim=1), labels[mine]
+    known = own >= 0
+    pinned = torch.nn.functional.one_hot(own[known], probabilities.shape[1]).to(unit)
+    q = probabilities[mine].to(unit).clone()
     for _ in range(iterations):
         q[known] = pinned
-        centres = torch.nn.functional.normalize(q.T @ unit, dim=1)
-        shares = q.mean(dim=0).clamp_min(1e-9)
+        sums, mass = q.T @ unit, q.sum(dim=0)
+        if world is not None and world.size > 1:
+            joined = world.all_reduce(torch.cat([sums, mass[:, None]], dim=1))
+            sums, mass = joined[:, :-1], joined[:, -1]
+        centres = torch.nn.functional.normalize(sums, dim=1)
+        shares = (mass / total).clamp_min(1e-9)
         q = (unit @ centres.T / temperature + shares.log()).softmax(dim=1)
-    return torch.where(known, labels, q.argmax(dim=1))
+    found = torch.where(known, own, q.argmax(dim=1))
+    return world.all_gather(found) if world is not None else found
 
 
 @torch.no_grad()
@@ -119,6 +133,7 @@ def start_adapter(
     settings: Settings,
     device: torch.device,
     autocast: Autocast,
+    world: World | None = None,
 ) -> None:
     """Set the adapter's linear path to the ridge regression from the mean part feature to the class token.
 
@@ -126,10 +141,16 @@ def start_adapter(
     and projector mean something to it from the first step.
     """
     assert model.adapter is not None
-    total = store.rows
-    means, targets = [], []
-    for start in range(0, total, BATCH):
-        rows = np.arange(start, min(start + BATCH, total))
+
+    def summed(value: Tensor) -> Tensor:
+        return world.all_reduce(value) if world is not None else value
+
+    total, share = store.rows, share_of(store.rows, world, BATCH)
+    dim = model.backbone.info.dim
+    means = [torch.empty(0, dim, dtype=torch.float64, device=device)]
+    targets = [means[0]]
+    for start in range(share.start, share.stop, BATCH):
+        rows = np.arange(start, min(start + BATCH, share.stop))
         tokens = store.read(rows, device)
         first = torch.zeros(len(rows), dtype=torch.long, device=device)
         maps = parts.maps(model.backbone.frozen_patches(tokens), first, settings.parts.temperature)
@@ -140,9 +161,9 @@ def start_adapter(
         means.append(v.mean(dim=1).double())
         targets.append(out.cls.double())
     x, y = torch.cat(means), torch.cat(targets)
-    mx, my = x.mean(dim=0), y.mean(dim=0)
+    mx, my = summed(x.sum(dim=0)) / total, summed(y.sum(dim=0)) / total
     x, y = x - mx, y - my
-    gram = x.T @ x
+    gram = summed(x.T @ x)
     gram.diagonal().add_(_RIDGE * float(gram.diagonal().mean()))
-    weights = torch.linalg.solve(gram, x.T @ y).T
+    weights = torch.linalg.solve(gram, summed(x.T @ y)).T
     model.adapter.start_linear(weights.float(), (my - weights @ mx).float())

@@ -106,3 +106,17 @@ class DiscoveryModel(nn.Module):
         with torch.no_grad():
             for name, value in own.items():
                 value.copy_(tensors[name])
+
+
+def restored(
+    backbone: Backbone, tensors: dict[str, Tensor], parts: int | None, settings: Settings
+) -> DiscoveryModel:
+    """The model whose `trainable_state` was ``tensors``, with K = ``parts`` parts (None: without)."""
+    classes, dim = tensors["prototypes.weight"].shape
+    model = DiscoveryModel(backbone, classes, parts, settings)
+    if model.adapter is not None and "adapter.linear.weight" in tensors:
+        model.adapter.start_linear(torch.zeros(dim, dim), torch.zeros(dim))  # its values come below
+    if "part_prototypes.weight" in tensors:
+        model.start_part_prototypes(tensors["part_prototypes.weight"])
+    model.load_trainable_state(tensors)
+    return model

@@ -37,11 +37,13 @@ class State:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def save_checkpoint(folder: Path, state: State, settings: Settings, keep: int = 2) -> Path:
-    """Write ``state`` below ``folder`` atomically and drop all but the ``keep`` newest.
+def save_checkpoint(folder: Path, state: State, settings: Settings) -> Path:
+    """Write ``state`` below ``folder`` atomically and drop all but the newest ``train.keep_checkpoints``.
 
-    Checkpoints of a later moment go too: a fit that stands before them passed them over as damaged.
+    With ``train.keep_best`` the one with the lowest ``values["score"]`` stays as well. Checkpoints of a later
+    moment go too: a fit that stands before them passed them over as damaged.
     """
+    keep = settings.train.keep_checkpoints
     target = folder / f"epoch-{state.epoch:05d}-step-{state.step:06d}"
     temporary = folder / f".{target.name}.{os.getpid()}.tmp"
     with disk_errors(target):
@@ -62,14 +64,29 @@ def save_checkpoint(folder: Path, state: State, settings: Settings, keep: int = 
         temporary.replace(target)
         whole = list_checkpoints(folder)
         here = whole.index(target) + 1
+        best = best_checkpoint(whole[:here]) if settings.train.keep_best else None
         for other in [*whole[: max(here - keep, 0)], *whole[here:]]:
-            shutil.rmtree(other, ignore_errors=True)
+            if other != best:
+                shutil.rmtree(other, ignore_errors=True)
     return target
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints below ``folder``, oldest first."""
     return sorted(path for path in folder.glob("epoch-*-step-*") if path.is_dir())
+
+
+def best_checkpoint(checkpoints: list[Path]) -> Path | None:
+    """The checkpoint with the lowest score, the earlier of equal ones; None where none has a score."""
+    scores = []
+    for path in checkpoints:
+        try:
+            score = json.loads((path / "state.json").read_text(encoding="utf-8"))["values"].get("score")
+        except (OSError, ValueError, KeyError):
+            continue
+        if score is not None:
+            scores.append((float(score), path))
+    return min(scores)[1] if scores else None
 
 
 def load_latest(folder: Path, settings: Settings) -> State | None:

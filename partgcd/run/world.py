@@ -1,16 +1,15 @@
 """What a fit loop may ask of the place it runs in.
 
 `World` is the whole list; the fit loop knows nothing else of processes, devices, signals or folders.
-`SoloWorld` answers it for one process.
+`SoloWorld` answers it for one process, `partgcd.run.torch_world.TorchWorld` for many.
 """
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -19,8 +18,9 @@ from torch import Tensor, nn
 from partgcd.config.tree import Settings
 from partgcd.run.checkpoint import State, load_latest, save_checkpoint
 from partgcd.run.folder import RunFolder
+from partgcd.run.signals import stopping_on_signals
 
-Module = TypeVar("Module", bound=nn.Module)
+T = TypeVar("T")
 
 
 class Interrupted(Exception):
@@ -28,30 +28,49 @@ class Interrupted(Exception):
 
 
 class World(Protocol):
-    """Rank, device, collectives, and where reports and checkpoints go."""
+    """Rank, device, collectives, and where reports and checkpoints go.
+
+    Every rank calls the collectives, in one order. What they answer is the same bits on every rank.
+    """
 
     rank: int
     size: int
     device: torch.device
     folder: RunFolder
 
+    @property
+    def stores(self) -> Path:
+        """Where this rank's host keeps what its ranks share: stores of tokens."""
+
     def all_reduce(self, value: Tensor) -> Tensor:
         """The sum over ranks."""
 
-    def all_gather(self, value: Tensor) -> Tensor:
-        """All ranks' rows, [sum of B, ...] in rank order; gradient flows to this rank's rows."""
+    def all_gather(self, value: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
+        """All ranks' rows, [sum of B, ...] in rank order; gradient flows to this rank's rows.
+
+        ``sizes`` are the ranks' numbers of rows, where they are known: one message less.
+        """
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Each rank's value, in rank order."""
 
     def broadcast(self, value: Tensor) -> Tensor:
-        """Rank 0's value."""
+        """Rank 0's value; the shapes agree."""
 
     def barrier(self) -> None:
         """Wait for every rank."""
 
-    def wrap(self, model: Module) -> Module:
-        """The model with its gradients averaged over ranks."""
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Replace each parameter's gradient by the sum over ranks."""
+
+    def share_out(self, work: list[T]) -> list[T]:
+        """This rank's part of what its host has to do; a collective, so that all divide the same list."""
+
+    def leader_first(self) -> AbstractContextManager[None]:
+        """What the first rank of a host does before the host's others do it; a collective."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Work that holds no collectives: when one rank leaves it as `Interrupted`, all leave it so."""
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Record an epoch's line."""
@@ -66,7 +85,10 @@ class World(Protocol):
         """The newest checkpoint of this run."""
 
     def should_stop(self) -> bool:
-        """Whether somebody asked the run to stop at the next safe moment."""
+        """Whether somebody asked the run to stop at the next safe moment, as far as this rank knows."""
+
+    def all_should_stop(self) -> bool:
+        """The same as a collective: every rank gets one answer."""
 
 
 class SoloWorld:
@@ -88,10 +110,14 @@ class SoloWorld:
         self._on_report = on_report
         self._stop = threading.Event()
 
+    @property
+    def stores(self) -> Path:
+        return self.folder.cache
+
     def all_reduce(self, value: Tensor) -> Tensor:
         return value
 
-    def all_gather(self, value: Tensor) -> Tensor:
+    def all_gather(self, value: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         return value
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -103,8 +129,17 @@ class SoloWorld:
     def barrier(self) -> None:
         return None
 
-    def wrap(self, model: Module) -> Module:
-        return model
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        return None
+
+    def share_out(self, work: list[T]) -> list[T]:
+        return work
+
+    def leader_first(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def report(self, metrics: dict[str, Any]) -> None:
         self.folder.append_metrics(metrics)
@@ -124,22 +159,22 @@ class SoloWorld:
     def should_stop(self) -> bool:
         return self._stop.is_set()
 
+    def all_should_stop(self) -> bool:
+        return self._stop.is_set()
+
     def stop(self) -> None:
         """Ask for a stop."""
         self._stop.set()
 
-    @contextmanager
-    def stopping_on_signals(self) -> Iterator[None]:
+    def stopping_on_signals(self) -> AbstractContextManager[None]:
         """Inside: the first SIGINT or SIGTERM asks for a stop, a second SIGINT ends at once."""
+        return stopping_on_signals(self._stop)
 
-        def ask(number: int, frame: FrameType | None) -> None:
-            if self._stop.is_set() and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self._stop.set()
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+def share_of(total: int, world: World | None, unit: int = 1) -> range:
+    """This rank's contiguous share of ``total`` rows; shares begin at multiples of ``unit``, in rank order."""
+    if world is None or world.size == 1:
+        return range(total)
+    units = -(-total // unit)
+    first, last = (units * rank // world.size * unit for rank in (world.rank, world.rank + 1))
+    return range(min(first, total), min(last, total))

@@ -59,8 +59,8 @@ def test_faiss_and_dense_search_return_the_arg_top_of_the_prediction(
     pytest.importorskip("faiss")
     features, prototypes = unit(images, 16, seed), unit(classes, 16, seed + 1)
     wanted = torch.arange(1, classes)
-    by_faiss, recall = retrieve(features, prototypes, wanted, count, temperature, "faiss")
-    dense, _ = retrieve(features, prototypes, wanted, count, temperature, "dense")
+    by_faiss, _, recall = retrieve(features, prototypes, wanted, count, temperature, "faiss")
+    dense, _, _ = retrieve(features, prototypes, wanted, count, temperature, "dense")
     assert recall == 1.0
     log_p = (features.double() @ prototypes.double().T / temperature).log_softmax(1)
     for c, a, b in zip(wanted.tolist(), by_faiss, dense, strict=True):
@@ -78,7 +78,7 @@ def test_copies_of_an_image_are_taken_in_order_by_both_searches() -> None:
     prototypes = unit(3, 16, 1)
     wanted = torch.tensor([1, 2])
     for search in ("faiss", "dense"):
-        found, _ = retrieve(features, prototypes, wanted, 6, search=search)
+        found, _, _ = retrieve(features, prototypes, wanted, 6, search=search)
         for rows in found:
             assert rows[:4].tolist() == list(range(int(rows[0]), 20, 5))
 
@@ -89,8 +89,8 @@ def test_images_equal_to_float32_rounding_are_ranked_alike_by_both_searches() ->
     for seed in range(10):
         near = unit(1, 64, seed) + 1e-7 * unit(16, 64, seed + 1)
         features = torch.cat([near, unit(20, 64, seed + 2)])
-        by_faiss, _ = retrieve(features, prototypes, wanted, 8, search="faiss")
-        dense, _ = retrieve(features, prototypes, wanted, 8, search="dense")
+        by_faiss, _, _ = retrieve(features, prototypes, wanted, 8, search="faiss")
+        dense, _, _ = retrieve(features, prototypes, wanted, 8, search="dense")
         assert torch.equal(torch.stack(by_faiss), torch.stack(dense))
 
 
@@ -98,8 +98,8 @@ def test_an_approximate_index_reports_what_it_misses() -> None:
     pytest.importorskip("faiss")
     features, prototypes = unit(3000, 8, 0), unit(20, 8, 1)
     wanted = torch.arange(20)
-    exact, whole = retrieve(features, prototypes, wanted, 50, search="faiss", approximate_above=3000)
-    rough, recall = retrieve(features, prototypes, wanted, 50, search="faiss", approximate_above=2999)
+    exact, _, whole = retrieve(features, prototypes, wanted, 50, search="faiss", approximate_above=3000)
+    rough, _, recall = retrieve(features, prototypes, wanted, 50, search="faiss", approximate_above=2999)
     assert whole == 1.0
     measured = sum(len(set(a.tolist()) & set(b.tolist())) for a, b in zip(exact, rough, strict=True)) / (
         20 * 50
@@ -113,8 +113,8 @@ def test_a_missing_faiss_is_named_with_its_pip_line(monkeypatch: pytest.MonkeyPa
     features, prototypes, wanted = unit(20, 4, 0), unit(3, 4, 1), torch.tensor([2])
     with pytest.raises(UserError, match=r"pip install 'partgcd\[cpu\]'"):
         retrieve(features, prototypes, wanted, 3, search="faiss")
-    auto, _ = retrieve(features, prototypes, wanted, 3, search="auto")
-    dense, _ = retrieve(features, prototypes, wanted, 3, search="dense")
+    auto, _, _ = retrieve(features, prototypes, wanted, 3, search="auto")
+    dense, _, _ = retrieve(features, prototypes, wanted, 3, search="dense")
     assert torch.equal(auto[0], dense[0])
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from partgcd.config.errors import UserError
 from partgcd.config.load import load_settings
-from partgcd.config.tree import Settings
+from partgcd.config.tree import Settings, TrainSettings
 from partgcd.run.checkpoint import (
     State,
     list_checkpoints,
@@ -100,6 +100,18 @@ def test_the_two_newest_are_kept_in_order_of_time(tmp_path: Path) -> None:
     for epoch, step in ((1, 0), (2, 0), (9, 5), (10, 0), (10, 12)):
         save_checkpoint(tmp_path, state(epoch, step), Settings())
     assert found(tmp_path) == ["epoch-00010-step-000000", "epoch-00010-step-000012"]
+
+
+def test_as_many_are_kept_as_asked_for_and_the_best_beside_them(tmp_path: Path) -> None:
+    settings = Settings(train=TrainSettings(keep_checkpoints=1, keep_best=True))
+    for epoch, score in ((2, 3.0), (3, 1.5), (4, 1.5), (5, None), (6, 9.0)):
+        values = {} if score is None else {"score": score}
+        save_checkpoint(tmp_path, State(epoch, 0, {"x": torch.zeros(1)}, values), settings)
+    assert found(tmp_path) == ["epoch-00003-step-000000", "epoch-00006-step-000000"]
+    newest = load_latest(tmp_path, settings)
+    assert newest is not None and newest.epoch == 6
+    save_checkpoint(tmp_path, State(7, 0, {"x": torch.zeros(1)}, {"score": 0.5}), settings)
+    assert found(tmp_path) == ["epoch-00007-step-000000"]
 
 
 def test_saving_the_same_moment_again_replaces_it(tmp_path: Path) -> None:

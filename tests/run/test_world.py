@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from partgcd.config.tree import Settings
 from partgcd.run.checkpoint import State
 from partgcd.run.folder import RunFolder
-from partgcd.run.world import SoloWorld, World
+from partgcd.run.world import SoloWorld, World, share_of
 
 
 @pytest.fixture
@@ -27,8 +31,15 @@ def test_one_process_is_a_world(world: SoloWorld) -> None:
     assert (asked.rank, asked.size) == (0, 1)
     assert asked.all_gather_object({"a": 1}) == [{"a": 1}]
     model = torch.nn.Linear(2, 2)
-    assert asked.wrap(model) is model
-    asked.barrier()
+    model(torch.ones(1, 2)).sum().backward()
+    before = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    asked.sum_gradients(list(model.parameters()))
+    assert all(torch.equal(a, b.grad) for a, b in zip(before, model.parameters(), strict=True))  # type: ignore[arg-type]
+    assert asked.share_out([1, 2, 3]) == [1, 2, 3]
+    with asked.leader_first(), asked.together():
+        asked.barrier()
+    assert asked.stores == world.folder.cache
+    assert not asked.all_should_stop()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -92,4 +103,22 @@ def test_the_newest_saved_state_comes_back(world: SoloWorld) -> None:
 
 def test_a_stop_can_be_asked_for_without_a_signal(world: SoloWorld) -> None:
     world.stop()
-    assert world.should_stop()
+    assert world.should_stop() and world.all_should_stop()
+
+
+@dataclass
+class Rank:
+    rank: int
+    size: int
+
+
+@given(
+    total=st.integers(0, 3000), size=st.integers(1, 9), unit=st.sampled_from([1, 7, 256]),
+)  # fmt: skip
+def test_shares_are_contiguous_whole_and_even(total: int, size: int, unit: int) -> None:
+    shares = [share_of(total, cast(World, Rank(rank, size)), unit) for rank in range(size)]
+    assert [row for share in shares for row in share] == list(range(total))
+    assert all(share.start % unit == 0 or not len(share) for share in shares)
+    units = [-(-len(share) // unit) for share in shares]
+    assert max(units) - min(units) <= 1
+    assert share_of(total, None) == range(total)

@@ -1,0 +1,73 @@
+"""Going on from a trained model instead of beginning anew: what a fit is given, and a loss against forgetting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from partgcd.backbone.load import Backbone
+from partgcd.config.tree import Settings
+from partgcd.model.module import DiscoveryModel, restored
+from partgcd.parts.bank import GMMBank
+from partgcd.parts.projection import Projection
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """What the model before said of the images, to be held on to.
+
+    Attributes:
+        targets: [N, C] probabilities; no new class has any.
+        weights: [N] how much it counts for an image, 0 where it knew no better.
+        strength: of the term beside the objective.
+    """
+
+    targets: Tensor
+    weights: Tensor
+    strength: float
+
+    def to(self, device: torch.device) -> Teacher:
+        """The same on another device."""
+        return Teacher(self.targets.to(device), self.weights.to(device), self.strength)
+
+    def pick(self, rows: Tensor) -> Teacher:
+        """Of the images ``rows``."""
+        return Teacher(self.targets[rows], self.weights[rows], self.strength)
+
+    def loss(self, cosine: Tensor, temperature: float) -> Tensor:
+        """Cross-entropy of the student's answers in both views, cosines [2, B, C], to the targets [B, C]."""
+        logits = cosine.float() / temperature
+        each = -(self.targets * logits.log_softmax(dim=-1)).sum(dim=-1).mean(dim=0)
+        return (each * self.weights).sum() / self.weights.sum().clamp_min(1e-6)
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """The state that a fit begins with.
+
+    Attributes:
+        tensors: everything trained, by the model's own names, with a row a class.
+        bank, projection: the mixtures, with a row a class; None for the global baseline.
+        teacher: None trains without holding on to former answers.
+        replay: [M, T, Dt] half-precision trunk tokens of the last M images of the catalog, which have no pixels.
+    """
+
+    tensors: dict[str, Tensor]
+    bank: GMMBank | None
+    projection: Projection | None
+    teacher: Teacher | None
+    replay: NDArray[np.float16] | None
+
+    @property
+    def classes(self) -> int:
+        """C, old and new classes together."""
+        return int(self.tensors["prototypes.weight"].shape[0])
+
+    def model(self, backbone: Backbone, settings: Settings) -> DiscoveryModel:
+        """A model with this state."""
+        parts = self.bank.log_pi.shape[1] if self.bank is not None else None
+        return restored(backbone, self.tensors, parts, settings)
