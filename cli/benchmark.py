@@ -52,7 +52,6 @@ def quality(
     from partgcd.benchmark.plan import PACKAGED, read_plan
     from partgcd.benchmark.quality import pending, run_plan
     from partgcd.cli.progress import Progress
-    from partgcd.config.errors import UserError
     from partgcd.run.world import Interrupted
 
     read = read_plan(plan or PACKAGED)
@@ -61,11 +60,7 @@ def quality(
         for job in pending(read, jobs, out):
             typer.echo(f"{job.set} {job.backbone} {job.method} seed {job.seed}")
         return
-    folder = photos or (Path(os.environ["PARTGCD_PHOTOS"]) if os.environ.get("PARTGCD_PHOTOS") else None)
-    if folder is None or not folder.is_dir():
-        raise UserError(
-            "name the folder of data sets with --photos FOLDER, or in the variable PARTGCD_PHOTOS"
-        )
+    folder = _photos(photos)
     machine: dict[str, object] = {"train.device": device or "auto", "train.threads": threads or 0}
     progress = Progress()
     try:
@@ -100,6 +95,67 @@ def table(
 
     read = read_plan(plan or PACKAGED)
     _print(read, read.chosen(block, method), out)
+
+
+@benchmark.command("continual")
+def continual(
+    photos: Annotated[
+        Path | None, typer.Option(help="Folder of data sets; the variable PARTGCD_PHOTOS if not given.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="YAML file of sets and blocks; the packaged one if not given.")
+    ] = None,
+    block: Annotated[list[str] | None, typer.Option(help="Blocks of the plan; all if not given.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of result files.")] = Path("benchmarks/results/continual"),
+    work: Annotated[Path, typer.Option(help="Scratch folder.")] = Path("runs/benchmark-continual"),
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; 0 leaves it to torch.")] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="Only say what would run.")] = False,
+) -> None:
+    """Simulate lives: a first stage, then arrivals with known and new classes; broken off, the same command goes on.
+
+    Rediscovery is compared with training anew on everything, plain fine-tuning, and no training.
+
+    Example: partgcd benchmark continual --block small
+    """
+    from partgcd.benchmark.continual import pending, results_of, run_lives
+    from partgcd.benchmark.life_plan import PACKAGED, read_life_plan
+    from partgcd.benchmark.life_table import markdown, rows
+    from partgcd.cli.progress import Progress
+    from partgcd.run.world import Interrupted
+
+    read = read_life_plan(plan or PACKAGED)
+    jobs = read.jobs(block)
+    if list_only:
+        for job, method, stage in pending(read, jobs, out):
+            typer.echo(f"{job.set} seed {job.seed} stage {stage} {method}")
+        return
+    machine: dict[str, object] = {"train.device": device or "auto", "train.threads": threads or 0}
+    progress = Progress()
+    try:
+        held = run_lives(read, jobs, _photos(photos), out, work, machine, progress.line, progress.update)
+    except Interrupted:
+        progress.close()
+        typer.echo("interrupted; the same command goes on", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        progress.close()
+    if held:
+        typer.echo(f"{len(held)} lives are held by other processes", err=True)
+    typer.echo(markdown(rows(results_of(read, jobs, out), list(read.methods))), nl=False)
+
+
+def _photos(given: Path | None) -> Path:
+    """The folder of data sets. Raises UserError where none is named."""
+    from partgcd.config.errors import UserError
+
+    named = os.environ.get("PARTGCD_PHOTOS")
+    folder = given or (Path(named) if named else None)
+    if folder is None or not folder.is_dir():
+        raise UserError(
+            "name the folder of data sets with --photos FOLDER, or in the variable PARTGCD_PHOTOS"
+        )
+    return folder
 
 
 def _print(plan: Plan, jobs: list[Job], out: Path) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def classify(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: Annotated[Path, typer.Argument(help="A bundle's folder, or a registry's: its champion.")],
     images: Annotated[
         list[str], typer.Argument(help="Files, folders, patterns, or - for a list of files on stdin.")
     ],
@@ -41,10 +41,10 @@ def classify(
     files = find_images(images)
     from partgcd.cli.answers import write_answers
     from partgcd.cli.progress import Progress
-    from partgcd.export.predictor import Predictor
+    from partgcd.continual.champion import load_predictor
     from partgcd.export.stream import classify_stream
 
-    predictor = Predictor.load(bundle, threads)
+    predictor = load_predictor(bundle, threads)
     if explain is not None and not predictor.has_parts:
         raise UserError(f"'{bundle}' was made by a method without parts: --explain has nothing to draw")
     total = len(files) if isinstance(files, list) else 0

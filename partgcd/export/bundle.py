@@ -12,7 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from partgcd.config.errors import UserError
 from partgcd.data.names import first_few, printable
@@ -78,6 +82,19 @@ def open_bundle(path: Path) -> Bundle:
     for name, entry in manifest.files.items():
         _check_file(path, name, entry)
     return Bundle(path, digest, manifest)
+
+
+def read_tensors(bundle: Bundle, name: str) -> dict[str, NDArray[Any]]:
+    """The tensors in one of its files.
+
+    Raises:
+        UserError: the file changed since the bundle was opened, or holds none.
+    """
+    try:
+        found: dict[str, NDArray[Any]] = load(bundle.read(name))
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise UserError(f"'{bundle.path}' is refused: {name} holds no tensors ({error})", 1) from error
+    return found
 
 
 def required_files(parts: bool) -> list[str]:

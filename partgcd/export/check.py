@@ -6,13 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load
 
 from partgcd.config.errors import UserError
-from partgcd.export.bundle import BANK, CARD, EXEMPLARS, GRAPH, PARITY, WEIGHTS, Bundle, open_bundle
-from partgcd.export.graph_names import output_names
+from partgcd.export.bundle import (
+    BANK,
+    CARD,
+    EXEMPLARS,
+    GRAPH,
+    PARITY,
+    WEIGHTS,
+    Bundle,
+    open_bundle,
+    read_tensors,
+)
+from partgcd.export.graph_names import FEATURE, output_names
 from partgcd.export.manifest import Manifest
 from partgcd.export.session import Provider, open_session
 
@@ -29,7 +36,7 @@ def check_bundle(path: Path, provider: Provider = "auto") -> tuple[Bundle, float
     bundle = open_bundle(path)
     for name in (BANK, WEIGHTS, EXEMPLARS, PARITY):
         if name in bundle.manifest.files:
-            _tensors(bundle, name)
+            read_tensors(bundle, name)
     bundle.read(CARD).decode("utf-8", errors="strict")
     session = open_session(bundle.read(GRAPH), provider=provider)
     check_interface(session, bundle.manifest)
@@ -47,8 +54,11 @@ def check_interface(session: Any, manifest: Manifest) -> None:
     shapes: dict[str, list[int]] = {
         "global": [classes], "part": [classes], "fused": [classes], "assigned": [],
         "maps": [patches, manifest.parts or 0], "attention": [patches], "novelty": [],
+        FEATURE: [manifest.backbone.dim],
     }  # fmt: skip
     outputs = list(output_names(manifest.parts is not None))
+    if manifest.graph.outputs == outputs[: outputs.index(FEATURE)]:  # made before there were class tokens
+        outputs = manifest.graph.outputs
     if manifest.graph.outputs != outputs:
         raise UserError("manifest.json names outputs that this program does not know: update partgcd", 1)
     wanted = {manifest.graph.input: ("tensor(uint8)", [3, size, size])}
@@ -74,7 +84,7 @@ def check_interface(session: Any, manifest: Manifest) -> None:
 def _parity(bundle: Bundle, session: Any) -> float:
     from partgcd.export.parity import STORED, compare
 
-    tensors = _tensors(bundle, PARITY)
+    tensors = read_tensors(bundle, PARITY)
     manifest = bundle.manifest
     size = manifest.preprocessing.image_size
     pixels = tensors.pop(manifest.graph.input, None)
@@ -87,11 +97,3 @@ def _parity(bundle: Bundle, session: Any) -> float:
     ):
         raise UserError(f"'{bundle.path}' is refused: {PARITY} does not hold what the parity test needs", 1)
     return compare(session, pixels, expected, manifest.parity.tolerance)
-
-
-def _tensors(bundle: Bundle, name: str) -> dict[str, NDArray[Any]]:
-    try:
-        found: dict[str, NDArray[Any]] = load(bundle.read(name))
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise UserError(f"'{bundle.path}' is refused: {name} holds no tensors ({error})", 1) from error
-    return found

@@ -16,7 +16,7 @@ from partgcd.export.bundle import EXEMPLARS, THUMBNAILS
 from partgcd.export.source import Source
 from partgcd.run.files import write_bytes
 
-PER_CLASS = 5
+PER_CLASS = 20
 """Exemplars a class, where it has as many images."""
 
 _TOKEN_BYTES = 200_000_000
@@ -29,34 +29,58 @@ _SIDE, _QUALITY = 112, 80
 def exemplar_tensors(source: Source) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.int64]]:
     """Tensors of exemplars.safetensors, and the catalog rows of the M exemplars.
 
-    ``keys`` [M] (uint64, of the image's content), ``classes`` [M], ``labelled`` [M] bool, ``cls`` [M, D] and
+    ``seen`` are the keys of all images that were trained on. Of the exemplars: ``keys`` [M] (uint64, of the
+    content), ``classes`` [M], ``labelled`` [M] bool, ``cls`` [M, D] and
     ``tokens`` [M, T, Dt] of the evaluation view, both in half precision: the trainable block can be trained on
-    the tokens without the images.
+    the tokens without the images. ``held`` [M] ones were not trained on and never are to be.
     """
-    rows, classes = choose(source, _affordable(source))
+    most = _affordable(source)
+    rows, classes = choose(source, most)
+    kept = source.replay
+    if kept is not None and len(kept.held_keys):  # they take their places among the exemplars
+        room = most - np.bincount(kept.held_classes, minlength=len(source.classes))
+        rank = np.array([int((classes[:place] == own).sum()) for place, own in enumerate(classes)])
+        rows, classes = rows[rank < room[classes]], classes[rank < room[classes]]
     tokens, cls = [], []
     for start in range(0, len(rows), 32):
-        pixels = source.pixels(rows[start : start + 32])
-        made = source.model.backbone.trunk(torch.from_numpy(pixels))
+        made = source.tokens(rows[start : start + 32])
         tokens.append(made.clamp(-65504.0, 65504.0).half().numpy())
         cls.append(source.model.backbone.class_token(made)[0].half().numpy())
-    return {
+    labelled, seen = source.catalog.labelled, source.catalog.keys
+    if kept is not None:  # who was held to a class before need not have a person's label
+        labelled = np.concatenate([labelled[source.seeable], kept.labelled])
+        seen = np.concatenate([seen, kept.seen])
+    found = {
         "keys": source.catalog.keys[rows],
         "classes": classes,
-        "labelled": source.catalog.labelled[rows],
+        "labelled": labelled[rows],
         "cls": np.concatenate(cls),
         "tokens": np.concatenate(tokens),
-    }, rows
+        "held": np.zeros(len(rows), dtype=bool),
+    }
+    if kept is not None and len(kept.held_keys):
+        held = source.model.backbone.class_token(torch.from_numpy(kept.held_tokens).float())[0].half().numpy()
+        beside = {"keys": kept.held_keys, "classes": kept.held_classes, "labelled": kept.held_labelled,
+                  "cls": held, "tokens": kept.held_tokens,
+                  "held": np.ones(len(held), dtype=bool)}  # fmt: skip
+        found = {name: np.concatenate([value, beside[name]]) for name, value in found.items()}
+    return {**found, "seen": np.unique(seen)}, rows
 
 
-def write_exemplars(folder: Path, source: Source, pictures: bool) -> int:
-    """Write exemplars.safetensors and, with ``pictures``, thumbnails; the largest number a class is returned."""
+def write_exemplars(
+    folder: Path, source: Source, surprise: tuple[NDArray[np.float32], NDArray[np.float32]], pictures: bool
+) -> int:
+    """Write exemplars.safetensors and, with ``pictures``, thumbnails; the largest number a class is returned.
+
+    ``surprise``: quantiles of how sure the model is of images of known classes, and of ones it does not know.
+    """
     tensors, rows = exemplar_tensors(source)
+    tensors |= {"surprise.familiar": surprise[0], "surprise.left_out": surprise[1]}
     write_bytes(
         folder / EXEMPLARS, save({name: np.ascontiguousarray(value) for name, value in tensors.items()})
     )
     if pictures:
-        for row in rows.tolist():
+        for row in rows[source.seeable[rows]].tolist():
             key = f"{int(source.catalog.keys[row]):016x}"
             write_bytes(folder / THUMBNAILS / f"{key}.jpg", _thumbnail(source.pixels(np.array([row]))[0]))
     return int(np.bincount(tensors["classes"].astype(np.int64)).max())

@@ -79,11 +79,13 @@ def export_run(
             bank = source.parts.bank.to_tensors()
             space = source.parts.projection.to_tensors()
             named = bank | {f"projection.{name}": value for name, value in space.items()}
+            if found.scale is not None:
+                named |= {f"novelty.{name}": value for name, value in found.scale._asdict().items()}
             write_bytes(folder / files.BANK, save_tensors(named))
             projection = ProjectionEntry(
                 dims=source.parts.projection.dims, sha256=_digest(list(space.values()))
             )
-        per_class = write_exemplars(folder, source, with_images)
+        per_class = write_exemplars(folder, source, found.surprise, with_images)
         stored = {INPUT: made.inputs, **{f"expected.{name}": value for name, value in made.answers.items()}}
         write_bytes(
             folder / files.PARITY,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -56,7 +56,9 @@ def make_graph(
         UserError: the graph can't be exported or does not answer as torch does, or precision costs too much.
     """
     # Images whose two best classes are nearly one answer can't show whether two programs agree.
-    sure = found.rows[np.argsort(-found.margin, kind="stable")][: max(STORED, int(0.9 * len(found.rows)))]
+    seen = source.seeable[found.rows]
+    order = np.argsort(-found.margin[seen], kind="stable")
+    sure = found.rows[seen][order][: max(STORED, int(0.9 * seen.sum()))]
     real = source.pixels(sure[sample_rows(len(sure), 2 * STORED, source.settings.seed)])
     example = real[:2] if len(real) > 1 else np.repeat(real, 2, axis=0)
     progress("graph", 0, 1)
@@ -85,14 +87,15 @@ def _lowered(
     source: Source,
     found: Calibration,
     precision: Precision,
-    ways: list[tuple[Callable[[], bytes], int]],
+    ways: Sequence[tuple[Callable[[], bytes], int]],
     session: Any,
     parity: ParityEntry,
     inputs: NDArray[np.uint8],
     progress: Progress,
 ) -> MadeGraph:
     """The first of several ways to lower precision whose answers are nearly those of the fp32 ``session``."""
-    rows = found.rows[sample_rows(len(found.rows), COST_IMAGES, source.settings.seed)]
+    seen = found.rows[source.seeable[found.rows]]
+    rows = seen[sample_rows(len(seen), COST_IMAGES, source.settings.seed)]
     before, shares = _answer(source, rows, session, "fp32", progress), []
     for number, (lower, blocks) in enumerate(ways, start=1):
         data = _stripped(lower())

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
@@ -28,8 +29,8 @@ class Graph(nn.Module):
     """Everything from pixels to answers as one module: what is exported, and what the export is compared with.
 
     Shape: pixels [B, 3, S, S] uint8, resized and cropped -> global, part and fused probabilities [B, C], assigned
-    [B] (the class whose mixture made the parts), maps [B, P, K], attention [B, P], novelty [B]; without parts
-    there are no part and maps.
+    [B] (the class whose mixture made the parts), maps [B, P, K], attention [B, P], novelty [B], class token
+    [B, D] of unit norm; without parts there are no part and maps.
     """
 
     def __init__(
@@ -47,16 +48,19 @@ class Graph(nn.Module):
         settings, parts = self.settings, self._parts()
         tokens = self.model.backbone.trunk(pixels)
         found = predict(self.model, parts, tokens, settings.parts, settings.discovery)
+        feature = normalize(found.cls.float(), dim=1)
         if parts is None or found.part is None or found.maps is None:
             score = novelty(found.fused, None, None)
-            return found.overall, found.fused, found.assigned, found.attention, score
+            return found.overall, found.fused, found.assigned, found.attention, score, feature
         points = project(parts.projection, self.model.backbone.frozen_patches(tokens))
         ratio = log_ratio(
             parts, points, found.attention, found.fused.argmax(dim=1), settings.parts.attention_filter
         )
         scale = RatioScale(**self._tensors(self._scale)) if self._scale else None
         score = novelty(found.fused, ratio, scale)
-        return found.overall, found.part, found.fused, found.assigned, found.maps, found.attention, score
+        return (
+            found.overall, found.part, found.fused, found.assigned, found.maps, found.attention, score, feature
+        )  # fmt: skip
 
     def _parts(self) -> PartModel | None:
         if self._bank is None or self._projection is None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from partgcd.config.errors import UserError
-from partgcd.export.graph import Graph
 from partgcd.export.graph_names import output_names
 from partgcd.export.session import run
+
+if TYPE_CHECKING:  # a server checks bundles and has no use for torch
+    from partgcd.export.graph import Graph
 
 TOLERANCE = 1e-4
 """Largest difference of any probability between torch and the fp32 graph."""
@@ -30,6 +31,8 @@ _LOOSER = {"maps": 10.0, "attention": 1.0, "novelty": 50.0}
 
 def torch_answers(graph: Graph, pixels: NDArray[np.uint8], batch: int = STORED) -> dict[str, NDArray[Any]]:
     """All outputs of the torch module for ``pixels`` [B, 3, S, S], by name."""
+    import torch
+
     starts = range(0, len(pixels), batch)
     with torch.no_grad():
         chunks = [graph(torch.from_numpy(pixels[start : start + batch])) for start in starts]

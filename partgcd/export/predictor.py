@@ -5,7 +5,8 @@ Imports no torch: it is ready in a fraction of a second.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,15 @@ from partgcd.data.decode import BrokenImage, decode
 from partgcd.data.pixels import evaluation_view
 from partgcd.export.bundle import GRAPH, open_bundle
 from partgcd.export.check import check_interface
+from partgcd.export.graph_names import FEATURE
 from partgcd.export.manifest import ClassEntry, Manifest
 from partgcd.export.session import Provider, open_session, run
 from partgcd.parts.overlay import tinted
 
 ImageSource = bytes | Path | NDArray[np.uint8]
+
+Fold = Callable[[NDArray[np.float32], NDArray[np.float32] | None], NDArray[np.float32]]
+"""Probabilities [B, C] and class tokens [B, D] (None in older bundles) to probabilities [B, L] of other classes."""
 
 BATCH = 8
 """Images a run of the graph: on a CPU more gain nothing and only take memory."""
@@ -80,6 +85,7 @@ class Predictor:
         self.version = version
         self.classes: list[ClassEntry] = manifest.classes
         self.has_parts = manifest.parts is not None
+        self._fold: Fold | None = None
         self._session = session
         self._data = DataSettings(
             image_size=data.image_size, crop_ratio=data.crop_ratio, max_aspect=data.max_aspect,
@@ -101,6 +107,12 @@ class Predictor:
         session = open_session(bundle.read(GRAPH), threads, provider)
         check_interface(session, bundle.manifest)
         return cls(session, bundle.manifest, bundle.id)
+
+    def relabelled(self, classes: list[ClassEntry], fold: Fold) -> Predictor:
+        """The same graph answering with other classes: names changed, classes joined or split after the graph."""
+        other = copy.copy(self)
+        other.classes, other._fold = classes, fold
+        return other
 
     @property
     def image_size(self) -> int:
@@ -147,7 +159,10 @@ class Predictor:
             return []
         found = run(self._session, pixels)
         answers = []
-        for row, fused in enumerate(found["fused"]):
+        probabilities = found["fused"]
+        if self._fold is not None:
+            probabilities = self._fold(probabilities, found.get(FEATURE))
+        for row, fused in enumerate(probabilities):
             order = np.argsort(-fused, kind="stable")[:top_k]
             score = float(found["novelty"][row])
             overlay = None

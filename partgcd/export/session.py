@@ -21,6 +21,8 @@ def runtime() -> Any:
     Raises:
         UserError: it is not installed.
     """
+    # It would report to its makers and write a device id into the user's home; who wants that sets it to 0.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ImportError as error:

@@ -20,7 +20,8 @@ from partgcd.data.decode import BrokenImage, decode
 from partgcd.data.pixels import PixelStore, evaluation_view
 from partgcd.discovery.outputs import predicted_classes
 from partgcd.discovery.predict import PartModel
-from partgcd.model.module import DiscoveryModel
+from partgcd.export.replay import Replay, read_replay
+from partgcd.model.module import DiscoveryModel, restored
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.projection import Projection
 from partgcd.run.files import read_json
@@ -38,6 +39,7 @@ class Source:
         classes: the records of classes.json, by index.
         predicted: [N] class index of each image; a labelled image's is its label.
         store: None where the run's pixels were deleted: then the original files are decoded again.
+        replay: images remembered from a model before, the last of the catalog; None in a run that began anew.
     """
 
     run: RunFolder
@@ -49,6 +51,30 @@ class Source:
     classes: list[dict[str, Any]]
     predicted: NDArray[np.int64]
     store: PixelStore | None
+    replay: Replay | None = None
+
+    @property
+    def seeable(self) -> NDArray[np.bool_]:
+        """[N] whether an image has pixels; replayed ones only have tokens."""
+        count = len(self.catalog) - (len(self.replay.tokens) if self.replay is not None else 0)
+        return np.arange(len(self.catalog)) < count
+
+    @torch.no_grad()
+    def tokens(self, rows: NDArray[np.int64]) -> Tensor:
+        """Trunk tokens [B, T, Dt] of the evaluation views of the images ``rows``. Errors as `pixels`."""
+        seen = self.seeable[rows]
+        made = self.model.backbone.trunk(torch.from_numpy(self.pixels(rows[seen]))) if seen.any() else None
+        if seen.all():
+            assert made is not None
+            return made
+        assert self.replay is not None
+        first = len(self.catalog) - len(self.replay.tokens)
+        kept = torch.from_numpy(self.replay.tokens[rows[~seen] - first]).float()
+        tokens = torch.empty(len(rows), *kept.shape[1:])
+        tokens[torch.from_numpy(~seen)] = kept
+        if made is not None:
+            tokens[torch.from_numpy(seen)] = made.float()
+        return tokens
 
     def pixels(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Evaluation views [B, 3, S, S] of the images ``rows``.
@@ -97,7 +123,7 @@ def open_source(run: RunFolder) -> Source:
     store = PixelStore.open(run.store) if (run.store / "store.json").exists() else None
     return Source(
         run, info, settings, catalog, model, parts, read_json(run.classes),
-        predicted_classes(run, len(catalog)), store,
+        predicted_classes(run, len(catalog)), store, read_replay(run),
     )  # fmt: skip
 
 
@@ -124,15 +150,8 @@ def rebuild(
         )
     trained, bank, projection = (_below(prefix, tensors) for prefix in ("model.", "bank.", "projection."))
     parts = PartModel(GMMBank.from_tensors(bank), Projection.from_tensors(projection)) if bank else None
-    classes, dim = trained["prototypes.weight"].shape
     count = parts.bank.log_pi.shape[1] if parts is not None else None
-    model = DiscoveryModel(loaded, classes, count, settings)
-    if model.adapter is not None and "adapter.linear.weight" in trained:
-        model.adapter.start_linear(torch.zeros(dim, dim), torch.zeros(dim))  # its values come below
-    if "part_prototypes.weight" in trained:
-        model.start_part_prototypes(trained["part_prototypes.weight"])
-    model.load_trainable_state(trained)
-    return model.eval(), parts
+    return restored(loaded, trained, count, settings).eval(), parts
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from partgcd.config.errors import UserError
 from partgcd.data.decode import BrokenImage
 from partgcd.export import session as sessions
 from partgcd.export.bundle import Bundle
+from partgcd.export.graph_names import output_names
 from partgcd.export.predictor import Answer, Failure, Predictor
 from partgcd.export.source import open_source
 from partgcd.export.stream import classify_stream
@@ -231,7 +232,8 @@ def test_torch_and_predictor_agree_on_novelty(predictor: Predictor, run: RunFold
     graph = Graph(source.model, source.parts, source.settings, found.scale)
     pixels = source.pixels(np.arange(5))
     with torch.no_grad():
-        expected = graph(torch.from_numpy(pixels))[-1].numpy()
+        answers = graph(torch.from_numpy(pixels))
+    expected = answers[output_names(True).index("novelty")].numpy()
     scores = [each.novelty for each in predictor.answer(pixels)]
     assert np.abs(np.array(scores) - expected).max() < 5e-3
     assert found.threshold == pytest.approx(predictor.manifest.novelty.threshold)

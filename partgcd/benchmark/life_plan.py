@@ -1,0 +1,103 @@
+"""What the bench of a simulated life measures, read from one YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from partgcd.benchmark.plan import Name, SetSpec
+from partgcd.config.errors import UserError
+from partgcd.config.load import load_settings
+from partgcd.config.tree import Settings
+
+PACKAGED = Path(__file__).parent / "continual.yaml"
+"""The plan of the project's own table."""
+
+Method = Literal["none", "rediscover", "finetune", "scratch"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LifeBlock(_Strict):
+    """Sets and seeds that are run together."""
+
+    name: Name
+    sets: list[Name]
+    seeds: list[int] = [0]
+
+
+class LifeJob(NamedTuple):
+    """One life of one data set."""
+
+    set: str
+    seed: int
+
+    def file(self, results: Path, method: str, stage: int) -> Path:
+        """Where the result of one stage lies."""
+        return results / self.set / f"seed-{self.seed}" / method / f"stage-{stage}.json"
+
+
+class LifePlan(_Strict):
+    """A whole bench.
+
+    Methods: 'none' never trains again; 'rediscover' is the product; 'finetune' trains on with the new photos alone;
+    'scratch' trains anew on everything so far, told the true number of classes.
+    """
+
+    common: dict[str, object] = Field(default_factory=dict)
+    arrivals: int = Field(3, ge=1)
+    epochs: int = Field(8, ge=1, description="Of a training that goes on.")
+    sets: dict[Name, SetSpec]
+    methods: list[Method]
+    blocks: list[LifeBlock]
+
+    def jobs(self, blocks: list[str] | None = None) -> list[LifeJob]:
+        """The lives of some blocks, each once. Raises UserError for a block that there is not."""
+        known = {block.name: block for block in self.blocks}
+        for name in blocks or []:
+            if name not in known:
+                raise UserError(f"the plan has no block '{name}': it has {', '.join(known)}")
+        picked = [known[name] for name in blocks or known]
+        return list(dict.fromkeys(
+            LifeJob(name, seed) for block in picked for seed in block.seeds for name in block.sets
+        ))  # fmt: skip
+
+    def settings(self, seed: int, classes: int, machine: dict[str, object]) -> Settings:
+        """Of a training that begins anew."""
+        flags = {
+            "backbone.name": "offline/vit-small",
+            **self.common,
+            "discovery.classes": classes,
+            "seed": seed,
+        }
+        return load_settings("default", None, None, {**flags, **machine})
+
+
+def read_life_plan(file: Path) -> LifePlan:
+    """Read and check a plan.
+
+    Raises:
+        UserError: no such file, not YAML, unknown keys, or blocks that name what is not there.
+    """
+    try:
+        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no plan '{file}'") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"plan '{file}' can't be read: {str(error).splitlines()[0]}") from error
+    try:
+        plan = LifePlan.model_validate(loaded)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"plan '{file}': {where}: {first['msg']}") from error
+    for block in plan.blocks:
+        for name in block.sets:
+            if name not in plan.sets:
+                raise UserError(f"plan '{file}': block {block.name} names no set {name!r}")
+    return plan

@@ -1,0 +1,68 @@
+"""How a model of one stage answers held-out images, against a truth that no training saw."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+
+def score(
+    answered: list[str], truth: list[str], names: dict[str, str], introduced: dict[str, int], stage: int
+) -> dict[str, Any]:
+    """Accuracies in 0..1 on images of all classes that have come by ``stage``.
+
+    A class that people labelled is right only under its own id; discovered ids are matched to the other classes one
+    to one (Hungarian), as the images alone can't tell their names.
+
+    Args:
+        answered: class id of each image; truth: its class.
+        names: class by id, for the labelled ones.
+        introduced: stage at which each class came.
+    """
+    there = [index for index, name in enumerate(truth) if introduced[name] <= stage]
+    ids = [answered[index] for index in there]
+    true = [truth[index] for index in there]
+    found = sorted({name for name in ids if name not in names})
+    fresh = sorted({name for name in true if introduced[name] > 0})
+    counts = np.zeros((len(found), len(fresh)), dtype=np.int64)
+    for one, name in zip(ids, true, strict=True):
+        if one in found and name in fresh:
+            counts[found.index(one), fresh.index(name)] += 1
+    rows, columns = linear_sum_assignment(counts, maximize=True)
+    meaning = {**names, **{found[row]: fresh[column] for row, column in zip(rows, columns, strict=True)}}
+    right = np.array([meaning.get(one) == name for one, name in zip(ids, true, strict=True)])
+    came = np.array([introduced[name] for name in true])
+
+    def of(mask: np.ndarray) -> float | None:
+        return round(float(right[mask].mean()), 4) if mask.any() else None
+
+    majority = {}
+    for one in sorted(set(ids)):
+        most, count = Counter(
+            name for other, name in zip(ids, true, strict=True) if other == one
+        ).most_common(1)[0]
+        majority[one] = {"class": most, "images": count, "of": ids.count(one)}
+    return {
+        "all": of(came >= 0), "old": of(came == 0), "new": of(came > 0),
+        "earlier": of((came > 0) & (came < stage)), "now": of((came == stage) & (came > 0)),
+        "images": len(true), "majority": majority,
+    }  # fmt: skip
+
+
+def changed_meaning(before: dict[str, Any], after: dict[str, Any], least: int = 3) -> list[str]:
+    """Ids whose majority class differs between two stages, where both had a clear one.
+
+    Clear is more than half of at least ``least`` images.
+    """
+
+    def clear(majority: dict[str, Any]) -> dict[str, str]:
+        return {
+            name: str(one["class"]) for name, one in majority.items()
+            if one["of"] >= least and one["images"] > one["of"] / 2
+        }  # fmt: skip
+
+    first, second = clear(before["majority"]), clear(after["majority"])
+    return sorted(name for name in first if name in second and first[name] != second[name])

@@ -1,0 +1,68 @@
+"""Tables out of the results of simulated lives: a row for each set, method and stage, means over seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from scipy.stats import t as student
+
+COLUMNS = ["set", "stage", "method", "seeds", "All", "Old", "New", "earlier", "forgetting", "new classes",
+           "seconds"]  # fmt: skip
+
+
+def rows(results: Iterable[dict[str, Any]], methods: list[str]) -> list[dict[str, str]]:
+    """Rows of text; accuracies in percent of held-out images, "a ± b" with the standard deviation over seeds.
+
+    Forgetting is the loss of Old since the first stage in points, the mean over seeds with its 95% interval
+    (Student's t, paired by seed); "new classes" are those found, of the true number.
+    """
+    groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    for result in results:
+        groups.setdefault((result["set"], result["stage"], result["method"]), []).append(result)
+    order = {name: place for place, name in enumerate(methods)}
+    keys = sorted(groups, key=lambda key: (key[0], key[1], order.get(key[2], len(order))))
+    return [_row(key, groups[key]) for key in keys]
+
+
+def _row(key: tuple[str, int, str], runs: list[dict[str, Any]]) -> dict[str, str]:
+    row = {"set": key[0], "stage": str(key[1]), "method": key[2],
+           "seeds": " ".join(str(run["seed"]) for run in runs)}  # fmt: skip
+    for column, name in (("All", "all"), ("Old", "old"), ("New", "new"), ("earlier", "earlier")):
+        row[column] = _spread([run["accuracy"][name] for run in runs])
+    row["forgetting"] = interval([100 * run["forgetting"] for run in runs if "forgetting" in run])
+    found = [run for run in runs if run.get("new_classes") is not None]
+    row["new classes"] = " ".join(f"{run['new_classes']}/{run['true_new']}" for run in found)
+    seconds = [run["seconds"] for run in runs if "seconds" in run]
+    row["seconds"] = f"{statistics.mean(seconds):.0f}" if seconds else ""
+    return row
+
+
+def interval(values: list[float]) -> str:
+    """Mean and 95% interval of paired differences; the mean alone of a single one."""
+    if not values:
+        return ""
+    mean = statistics.mean(values)
+    if len(values) == 1:
+        return f"{mean:.1f}"
+    half = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{mean:.1f} [{mean - half:.1f}, {mean + half:.1f}]"
+
+
+def _spread(values: list[float | None]) -> str:
+    told = [100 * value for value in values if value is not None]
+    if not told:
+        return ""
+    if len(told) == 1:
+        return f"{told[0]:.1f}"
+    return f"{statistics.mean(told):.1f} ± {statistics.stdev(told):.1f}"
+
+
+def markdown(table: list[dict[str, str]]) -> str:
+    """The rows as a Markdown table; columns that are empty everywhere are left out."""
+    shown = [column for column in COLUMNS if any(row[column] for row in table)]
+    lines = [f"| {' | '.join(shown)} |", f"|{'---|' * len(shown)}"]
+    lines += [f"| {' | '.join(row[column] for column in shown)} |" for row in table]
+    return "\n".join(lines) + "\n"

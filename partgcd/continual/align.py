@@ -1,0 +1,84 @@
+"""A bundle of another run under the ids of the champion: what both know is found by asking the champion."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from partgcd.config.errors import UserError
+from partgcd.continual.classes import list_classes
+from partgcd.continual.recall import ask, recall
+from partgcd.continual.registry import Registry, Version
+from partgcd.export.bundle import EXEMPLARS, Bundle, open_bundle, read_tensors, write_manifest
+
+_AGREE = 0.5
+"""Share of a class's exemplars that the champion must put into one of its own."""
+
+
+def add_aligned(registry: Registry, path: Path, note: str = "") -> tuple[Version, str]:
+    """Add a bundle of another run: classes on which it agrees with the champion get the champion's ids.
+
+    Agreement is a label of the same name, or most of the exemplars being answered with one class (one to one).
+
+    Returns:
+        the version, and what was found in one line.
+
+    Raises:
+        UserError: the frozen backbones differ, so that the champion can't look at the exemplars, or nothing agrees.
+    """
+    bundle, champion = open_bundle(path), open_bundle(registry.resolve("champion"))
+    if bundle.manifest.backbone.weights != champion.manifest.backbone.weights:
+        raise UserError(
+            "--align needs a bundle with the champion's frozen backbone: train it with the same one", 1
+        )
+    ids = _match(bundle, champion)
+    if not ids:
+        raise UserError(f"no class of '{path}' agrees with one of the champion: it is of another family", 1)
+    taken = {row.id for row in list_classes(registry)}
+    classes = []
+    for entry in bundle.manifest.classes:
+        given = ids.get(entry.index)
+        if given is None and entry.id in taken:
+            raise UserError(
+                f"class {entry.id} of '{path}' has the id of another class: export its run again", 1
+            )
+        classes.append(entry.model_copy(update={"id": given}) if given is not None else entry)
+    with tempfile.TemporaryDirectory(dir=registry.path, prefix=".align-") as scratch:
+        copy = Path(scratch) / bundle.path.name
+        shutil.copytree(bundle.path, copy)
+        write_manifest(copy, bundle.manifest.model_copy(update={"classes": classes}))
+        version = registry.add(copy, note=note or "aligned")
+    return version, f"{len(ids)} of {len(classes)} classes are the champion's, the others are new"
+
+
+def _match(bundle: Bundle, champion: Bundle) -> dict[int, str]:
+    """The champion's id by column of ``bundle``, where both mean the same class."""
+    old = {entry.name: entry.id for entry in champion.manifest.classes if entry.kind == "old"}
+    found = {
+        entry.index: old[entry.name]
+        for entry in bundle.manifest.classes
+        if entry.kind == "old" and entry.name in old
+    }
+    known = recall(champion)
+    exemplars = read_tensors(bundle, EXEMPLARS)
+    told = ask(
+        known.model, known.parts, None, known.settings,
+        lambda rows: torch.from_numpy(exemplars["tokens"][rows]).float(), np.arange(len(exemplars["keys"])),
+        torch.no_grad, lambda done, total: None,
+    ).fused.argmax(dim=1).numpy()  # fmt: skip
+    columns, own = len(champion.manifest.classes), exemplars["classes"].astype(np.int64)
+    votes = np.zeros((len(bundle.manifest.classes), columns))
+    np.add.at(votes, (own, told), 1.0)
+    votes /= np.maximum(votes.sum(axis=1, keepdims=True), 1.0)
+    given = set(found.values())
+    for row, column in zip(*linear_sum_assignment(votes, maximize=True), strict=True):
+        name = champion.manifest.classes[column].id
+        if row not in found and votes[row, column] > _AGREE and name not in given:
+            found[int(row)] = name
+            given.add(name)
+    return found

@@ -1,0 +1,284 @@
+"""One training that goes on from a champion: new photos and a replay of the old ones in, a finished run out.
+
+Rows of the run's catalog: new photos first, then labelled images that are still there, then images of which only
+tokens are left. The known classes keep their columns, so that nothing has to be matched afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.functional import normalize
+
+from partgcd.config.tree import Settings
+from partgcd.continual.carry import Carried, start_tensors, targets_of
+from partgcd.continual.growth import SMALLEST, Growth
+from partgcd.continual.identity import mint
+from partgcd.continual.overlay import Overlay
+from partgcd.continual.recall import Known, Memory, Opinion, joint_features
+from partgcd.data.catalog import Catalog
+from partgcd.discovery.classes import ClassRecord, Nearest
+from partgcd.discovery.fit import Fitted, fit
+from partgcd.discovery.outputs import answer_all, write_model, write_outputs
+from partgcd.discovery.warm import Teacher, WarmStart
+from partgcd.export.replay import Replay, write_replay
+from partgcd.run.folder import RunFolder
+from partgcd.run.world import World
+
+EPOCHS = 8
+"""Passes of a training that goes on; one that begins anew takes 20."""
+
+REFITS = [0.125, 0.25, 0.5, 1.0]
+"""Shares of the epochs after which the new classes' prototypes are set anew to clusters."""
+
+STRENGTH = 1.0
+"""Weight of the term that holds on to former answers."""
+
+_HELD_OF = 5  # one exemplar in so many is never trained on
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A memory in two: what is replayed and what is held out for ever, with each image's class in the next model."""
+
+    replayed: Memory
+    replayed_classes: NDArray[np.int64]
+    held: Memory
+    held_classes: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training.
+
+    Attributes:
+        records: of all classes, known ones first.
+        fused: [N, C] probabilities of all images of the catalog.
+        features: [N, F] what images are clustered by, unit norm.
+    """
+
+    fitted: Fitted
+    records: list[ClassRecord]
+    fused: NDArray[np.float32]
+    features: NDArray[np.float32]
+
+
+def continual_settings(champion: Settings, epochs: int, seed: int, changes: dict[str, object]) -> Settings:
+    """The champion's settings for a training that goes on. ``changes``: fields of `train`, such as the device."""
+    train = champion.train.model_copy(update={"epochs": epochs, **changes})
+    discovery = champion.discovery.model_copy(update={"prototype_refits": REFITS})
+    data = champion.data.model_copy(update={"max_broken": 1.0})
+    return champion.model_copy(update={"train": train, "discovery": discovery, "data": data, "seed": seed})
+
+
+def part_memory(memory: Memory, carried: Carried) -> Parted:
+    """Hold one in five exemplars of every class out; those that a version before held out stay so."""
+    held = memory.held.copy()
+    for index in range(len(carried.classes)):
+        own = np.flatnonzero(carried.members == index)
+        wanted = len(own) // _HELD_OF - int(held[own].sum())
+        if wanted > 0:
+            # Those of people first: only their word is a truth to score against.
+            order = own[~held[own]][np.argsort(~memory.labelled[own][~held[own]], kind="stable")]
+            held[order[_HELD_OF - 1 :: _HELD_OF][:wanted]] = True
+    known = carried.members >= 0
+    back, out = known & ~held, known & held
+    return Parted(memory.rows(back), carried.members[back], memory.rows(out), carried.members[out])
+
+
+def join_catalog(fresh: Catalog, classes: list[str], parted: Parted) -> Catalog:
+    """Images with pixels, then replayed ones; label names are class ids by column.
+
+    Args:
+        fresh: new photos, and labelled images with class ids for labels.
+        classes: [O] ids of the known classes.
+    """
+    column = {name: index for index, name in enumerate(classes)}
+    own = np.array([-1] + [column[name] for name in fresh.label_names], dtype=np.int64)[fresh.labels + 1]
+    there = set(fresh.keys.tolist())
+    keep = np.array([key not in there for key in parted.replayed.keys.tolist()], dtype=bool)
+    keys = parted.replayed.keys[keep]
+    return replace(
+        fresh,
+        paths=[*fresh.paths, *(f"replay/{key:016x}" for key in keys.tolist())],
+        keys=np.concatenate([fresh.keys, keys]),
+        labels=np.concatenate([own, parted.replayed_classes[keep]]),
+        label_names=classes,
+        sizes=np.concatenate([fresh.sizes, np.zeros((len(keys), 2), np.int32)]),
+    )
+
+
+def new_alone(
+    catalog: Catalog, settings: Settings, opinion: Opinion, growth: Growth
+) -> tuple[Catalog, Settings, Opinion, Growth]:
+    """The same without anything that is remembered, for plain fine-tuning: no label, no refit that needs one."""
+    rows = np.flatnonzero((catalog.labels < 0) & ~np.char.startswith(np.array(catalog.paths), "replay/"))
+    picked = torch.from_numpy(rows)
+    alone = replace(
+        catalog, paths=[catalog.paths[row] for row in rows.tolist()], keys=catalog.keys[rows],
+        labels=catalog.labels[rows], sizes=catalog.sizes[rows],
+    )  # fmt: skip
+    discovery = settings.discovery.model_copy(update={"prototype_refits": []})
+    part = opinion.part[picked] if opinion.part is not None else None
+    told = Opinion(opinion.fused[picked], opinion.cls[picked], part, opinion.novelty[picked])
+    alone_settings = settings.model_copy(update={"discovery": discovery})
+    return alone, alone_settings, told, replace(growth, clusters=growth.clusters[rows])
+
+
+def warm_start(
+    known: Known,
+    overlay: Overlay,
+    carried: Carried,
+    exemplars: Opinion,
+    opinion: Opinion,
+    labels: NDArray[np.int64],
+    growth: Growth,
+    replay: NDArray[np.float16],
+    strength: float = STRENGTH,
+) -> WarmStart:
+    """What the fit begins with.
+
+    Args:
+        exemplars: the champion's opinion of its memory; opinion: of all N images of the catalog.
+        labels: [N] class index, -1 for new photos.
+        strength: of the term against forgetting; 0 leaves it out.
+    """
+    old = len(carried.classes)
+    clusters: list[tuple[Tensor, Tensor | None]] = []
+    for index in range(old, old + growth.classes):
+        rows = torch.from_numpy(np.flatnonzero((growth.clusters == index) & (labels < 0)))
+        clusters.append((
+            opinion.cls[rows].mean(dim=0), opinion.part[rows].mean(dim=0) if opinion.part is not None else None
+        ))  # fmt: skip
+    tensors, bank = start_tensors(known, carried, exemplars, clusters)
+    teacher = None
+    if strength > 0:
+        targets = targets_of(overlay, carried, opinion, old + growth.classes)
+        weights = torch.from_numpy((labels >= 0).astype(np.float32))
+        teacher = Teacher(targets, weights, strength)
+    projection = known.parts.projection if known.parts is not None else None
+    return WarmStart(tensors, bank, projection, teacher, replay if len(replay) else None)
+
+
+def train(
+    run: RunFolder,
+    settings: Settings,
+    catalog: Catalog,
+    world: World,
+    start: WarmStart,
+    carried: Carried,
+    parted: Parted,
+    seen: NDArray[np.uint64],
+    new_ids: list[str],
+    numbered: int,
+) -> Trained:
+    """Train, drop new classes that came to nothing, and leave a finished run that can be exported.
+
+    Args:
+        seen: keys that the champion had been trained on.
+        new_ids: an id for each new class.
+        numbered: what provisional names count on from.
+    """
+    fitted = fit(settings, catalog, world, start)
+    old = len(carried.classes)
+    answers = answer_all(fitted, settings, world)
+    fresh = catalog.labels < 0
+    counts = np.bincount(answers.fused.argmax(axis=1)[fresh], minlength=start.classes)
+    keep = np.flatnonzero((np.arange(start.classes) < old) | (counts >= SMALLEST))
+    if len(keep) < start.classes:
+        fitted = prune(fitted, keep)
+        _renumber(run, keep, start.classes)
+        answers = answer_all(fitted, settings, world)
+    ids = [new_ids[index - old] for index in keep.tolist() if index >= old]
+    records = describe(carried, ids, numbered, answers.prototypes, answers.fused.argmax(axis=1), catalog)
+    tokens = start.replay if start.replay is not None else np.empty((0, 1, 1), np.float16)
+    write_replay(run, Replay(
+        tokens, _labelled_of(catalog, parted), seen, parted.held.keys, parted.held_classes, parted.held.labelled,
+        parted.held.tokens,
+    ))  # fmt: skip
+    write_model(run, fitted)
+    write_outputs(run, catalog, answers, records)
+    run.update(status="finished")
+    part = torch.from_numpy(answers.feature) if answers.feature is not None else None
+    cls = normalize(torch.from_numpy(answers.cls), dim=1)
+    joint = joint_features(cls, normalize(part, dim=1) if part is not None else None)
+    return Trained(fitted, records, answers.fused, joint.numpy())
+
+
+def prune(fitted: Fitted, keep: NDArray[np.int64]) -> Fitted:
+    """The same without the classes that are not in ``keep``."""
+    rows = torch.from_numpy(keep).to(fitted.setup.labels.device)
+    model = fitted.setup.model
+    for head in (model.prototypes, model.part_prototypes):
+        if head is not None:
+            head.weight = Parameter(head.weight.detach()[rows])
+    bank = fitted.bank.select(rows) if fitted.bank is not None else None
+    return replace(fitted, bank=bank)
+
+
+def _renumber(run: RunFolder, keep: NDArray[np.int64], classes: int) -> None:
+    """Make the last epoch's record speak of the classes that are left; nobody asks it about images of others."""
+    after, last = run.read_epochs()[-1]
+    place = np.full(classes, -1, dtype=np.int32)
+    place[keep] = np.arange(len(keep))
+    there = place[last["candidate_classes"]] >= 0
+    run.save_epoch(
+        after,
+        predicted=np.maximum(place[last["predicted"]], 0),
+        assigned=np.maximum(place[last["assigned"]], 0),
+        candidate_rows=last["candidate_rows"][there],
+        candidate_classes=place[last["candidate_classes"][there]],
+    )
+
+
+def describe(
+    carried: Carried,
+    new_ids: list[str],
+    numbered: int,
+    prototypes: NDArray[np.float32],
+    predicted: NDArray[np.int64],
+    catalog: Catalog,
+) -> list[ClassRecord]:
+    """Records of all classes: known ones with ids, names and counts carried on, new ones named provisionally."""
+    old = len(carried.classes)
+    came = np.bincount(predicted[catalog.labels < 0], minlength=len(prototypes))
+    unit = prototypes / np.maximum(np.linalg.norm(prototypes, axis=1, keepdims=True), 1e-12)
+    cosine = unit @ unit[:old].T
+    records = []
+    for index in range(len(prototypes)):
+        near = tuple(
+            Nearest(carried.classes[o].id, carried.classes[o].name, round(float(cosine[index, o]), 4))
+            for o in np.argsort(-cosine[index], kind="stable").tolist()
+            if o != index
+        )[:3]
+        if index < old:
+            entry = carried.classes[index]
+            records.append(ClassRecord(
+                index, entry.id, entry.name, entry.kind, entry.labelled, entry.assigned + int(came[index]), near
+            ))  # fmt: skip
+        else:
+            name = f"new-{numbered + index - old + 1:02d}" + (f" near {near[0].name}" if near else "")
+            records.append(
+                ClassRecord(index, new_ids[index - old], name, "discovered", 0, int(came[index]), near)
+            )
+    return records
+
+
+def mint_ids(count: int, taken: set[str]) -> list[str]:
+    """``count`` new ids that nobody has or had."""
+    ids: list[str] = []
+    for _ in range(count):
+        ids.append(mint(taken | set(ids)))
+    return ids
+
+
+def _labelled_of(catalog: Catalog, parted: Parted) -> NDArray[np.bool_]:
+    """Of the replayed rows, whether a person said what they are."""
+    told = dict(zip(parted.replayed.keys.tolist(), parted.replayed.labelled.tolist(), strict=True))
+    rows = [row for row, path in enumerate(catalog.paths) if path.startswith("replay/")]
+    return np.array([told[int(catalog.keys[row])] for row in rows], dtype=bool)

@@ -1,0 +1,185 @@
+"""What a candidate changes: measured on held-out images and on the new photos, and told class by class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from partgcd.config.tree import Settings
+from partgcd.continual.candidate import Parted, Trained
+from partgcd.continual.carry import Carried
+from partgcd.continual.gate import SURE, Check, Measured
+from partgcd.continual.growth import Growth, stability
+from partgcd.continual.intake import Arrivals
+from partgcd.continual.overlay import Overlay
+from partgcd.continual.recall import Known, Opinion, ask
+from partgcd.data.catalog import Catalog
+from partgcd.run.world import World
+
+_MOST_DISAGREEMENTS = 100
+_PICTURES = 12
+
+HeldOut = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def measure(
+    settings: Settings,
+    known: Known,
+    overlay: Overlay,
+    carried: Carried,
+    parted: Parted,
+    catalog: Catalog,
+    opinion: Opinion,
+    trained: Trained,
+    world: World,
+    beside: HeldOut | None,
+) -> Measured:
+    """Champion and candidate on the held-out images and the new photos.
+
+    Args:
+        opinion: the champion's, of all images of the catalog.
+        beside: pixels [H, 3, S, S] and class of images that a person holds out beside the memory's.
+    """
+    old, total = len(carried.classes), len(trained.records)
+    tokens = [torch.from_numpy(parted.held.tokens).float()]
+    truth = parted.held_classes
+    if beside is not None:
+        with torch.no_grad():
+            for start in range(0, len(beside[0]), 32):
+                pixels = torch.from_numpy(beside[0][start : start + 32]).to(world.device)
+                tokens.append(known.model.backbone.trunk(pixels).float().cpu())
+        truth = np.concatenate([truth, beside[1]])
+    parts = [each for each in tokens if len(each)]
+    joined = torch.cat(parts) if parts else torch.empty(0)
+    answers = []
+    for model, mixtures in ((known.model, known.parts), (trained.fitted.setup.model, trained.fitted.parts)):
+        if not len(joined):
+            answers.append(np.zeros((0, total), np.float32))
+            continue
+        found = ask(
+            model, mixtures, None, settings, lambda rows: joined[rows].to(world.device), np.arange(len(joined)),
+            trained.fitted.setup.autocast, lambda done, all_: world.progress("gate", done, all_),
+        )  # fmt: skip
+        answers.append(
+            _columns(overlay, carried, found, total) if model is known.model else found.fused.numpy()
+        )
+    fresh = np.flatnonzero(catalog.labels < 0)
+    seen = trained.fused[fresh]
+    told = seen.argmax(axis=1)
+    features = trained.features[fresh]
+    likely = told >= old
+    groups = [told[likely] == index for index in range(old, total)]
+    return Measured(
+        (answers[0], answers[1], truth),
+        (_columns(overlay, carried, opinion, total)[fresh], seen),
+        opinion.novelty.numpy()[fresh] > known.bundle.manifest.novelty.threshold,
+        stability(features[likely], groups, settings.seed),
+        [record.name for record in trained.records],
+        old,
+    )
+
+
+def _columns(overlay: Overlay, carried: Carried, opinion: Opinion, total: int) -> NDArray[np.float32]:
+    """The champion's probabilities [N, total] over the candidate's columns; new classes have none."""
+    answers = overlay(opinion.fused.numpy(), opinion.cls.numpy())
+    places = {entry.id: entry.index for entry in overlay.classes}
+    found = np.zeros((len(answers), total), dtype=np.float32)
+    found[:, : len(carried.classes)] = answers[:, [places[entry.id] for entry in carried.classes]]
+    return found
+
+
+def describe_changes(
+    found: Measured,
+    trained: Trained,
+    carried: Carried,
+    catalog: Catalog,
+    checks: list[Check],
+    parent: int,
+    growth: Growth,
+    arrivals: Arrivals,
+    seconds: float,
+) -> dict[str, Any]:
+    """Everything the change report tells, as plain values. Images are named by path and row of the catalog."""
+    old, records = found.old, trained.records
+    fresh = np.flatnonzero(catalog.labels < 0)
+    before, after = found.seen
+    told, sure = after.argmax(axis=1), after.max(axis=1)
+    first, surely = before.argmax(axis=1), before.max(axis=1)
+    appeared, grew = [], []
+    for record in records:
+        own = np.flatnonzero(told == record.index)
+        best = own[np.argsort(-sure[own], kind="stable")][:_PICTURES]
+        entry = {
+            "id": record.id, "name": record.name, "photos": len(own),
+            "images": [_image(catalog, int(fresh[row]), float(sure[row])) for row in best],
+        }  # fmt: skip
+        if record.index >= old:
+            entry |= {
+                "stability": round(found.stability[record.index - old], 3),
+                "nearest": [{"name": near.name, "cosine": near.cosine} for near in record.nearest],
+                "came_from": _shares(first[own], found.names),
+            }
+            appeared.append(entry)
+        elif len(own):
+            grew.append(entry)
+    moved = np.flatnonzero((first != told) & (surely >= SURE) & ~found.novel)
+    moved = moved[np.argsort(-surely[moved], kind="stable")]
+    disagreements = [
+        {**_image(catalog, int(fresh[row]), float(surely[row])), "before": found.names[first[row]],
+         "now": found.names[told[row]], "now_confidence": round(float(sure[row]), 4)}
+        for row in moved[:_MOST_DISAGREEMENTS]
+    ]  # fmt: skip
+    mixture = growth.mixture
+    return {
+        "parent": parent,
+        "photos": {
+            "new": len(fresh), "seen": arrivals.seen, "copies": arrivals.copies, "broken": len(catalog.broken),
+            "unfamiliar": int(found.novel.sum()), "replayed": int((catalog.labels >= 0).sum()),
+        },
+        "classes": {"known": old, "new": len(records) - old},
+        "estimate": {
+            "classes": growth.classes, "by_size": round(growth.by_size, 2), "by_structure": growth.by_structure,
+            "unknown_share": round(mixture.share, 4) if mixture is not None else None,
+            "error": round(mixture.error, 4) if mixture is not None else None,
+        },
+        "appeared": appeared,
+        "grew": grew,
+        "dropped": [entry.id for entry in carried.dropped],
+        "forgotten": _forgotten(found, records[:old]),
+        "moved": len(moved),
+        "disagreements": disagreements,
+        "checks": [check.as_json() for check in checks],
+        "passed": all(check.passed for check in checks),
+        "seconds": round(seconds, 1),
+    }  # fmt: skip
+
+
+def _forgotten(found: Measured, records: list[Any]) -> list[dict[str, Any]]:
+    """Known classes of whose held-out images fewer are right than before."""
+    before, after, truth = found.held
+    lost = []
+    for record in records:
+        own = truth == record.index
+        if own.any():
+            was = float((before[own].argmax(axis=1) == record.index).mean())
+            now = float((after[own].argmax(axis=1) == record.index).mean())
+            if now < was:
+                lost.append(
+                    {"id": record.id, "name": record.name, "before": round(was, 4), "now": round(now, 4),
+                     "images": int(own.sum())}
+                )  # fmt: skip
+    return lost
+
+
+def _image(catalog: Catalog, row: int, confidence: float) -> dict[str, Any]:
+    return {"path": catalog.paths[row], "row": row, "confidence": round(confidence, 4)}
+
+
+def _shares(classes: NDArray[np.int64], names: list[str]) -> list[dict[str, Any]]:
+    """What the champion took the images for, the most frequent first."""
+    counts = np.bincount(classes, minlength=len(names))
+    order = np.argsort(-counts, kind="stable")[:3]
+    return [{"name": names[index], "photos": int(counts[index])} for index in order if counts[index]]

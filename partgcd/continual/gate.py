@@ -1,0 +1,140 @@
+"""Whether a candidate may answer instead of the champion: margins, what was measured, and a verdict in words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SURE = 0.9
+"""Probability from which the champion counts as sure of an image."""
+
+_ERROR_BINS = 10
+
+
+@dataclass(frozen=True)
+class Margins:
+    """How far a candidate may fall behind, as shares.
+
+    Attributes:
+        forgetting: accuracy of known classes on held-out images.
+        disagreement: images that the champion was sure of and the candidate puts elsewhere.
+        calibration: expected calibration error above the champion's, on the held-out images.
+        stability: what each new class must reach over two clusterings.
+        few: images of a measure below which one image more may be wrong than its margin allows.
+    """
+
+    forgetting: float = 0.02
+    disagreement: float = 0.05
+    calibration: float = 0.05
+    stability: float = 0.5
+    few: int = 100
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was measured."""
+
+    name: str
+    value: float
+    limit: float
+    passed: bool
+    told: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Answers of champion and candidate over the same columns, the classes that both know and the new ones.
+
+    Attributes:
+        held: [H, C] champion's and candidate's probabilities of the held-out images, and their class [H].
+        seen: [n, C] the same of the new photos; a column that the champion lacks is 0.
+        novel: [n] whether the champion called a photo novel.
+        stability: of each new class.
+        names: [C].
+        old: number of classes that the champion knows.
+    """
+
+    held: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
+    seen: tuple[NDArray[np.float32], NDArray[np.float32]]
+    novel: NDArray[np.bool_]
+    stability: list[float]
+    names: list[str]
+    old: int
+
+
+def judge(found: Measured, margins: Margins) -> list[Check]:
+    """Every check; the candidate may be promoted if all passed."""
+    before, after, truth = found.held
+    checks = []
+    if len(truth):
+        first, second = ((each.argmax(axis=1) == truth) for each in (before, after))
+        drop = float(first.mean() - second.mean())
+        limit = _lenient(margins.forgetting, len(truth), margins.few)
+        checks.append(
+            Check("old classes", drop, limit, drop <= limit,
+                  f"held-out images of known classes: {100 * first.mean():.1f}% right before, "
+                  f"{100 * second.mean():.1f}% now, of {len(truth)}")
+        )  # fmt: skip
+        moved = calibration_error(after, truth) - calibration_error(before, truth)
+        limit = _lenient(margins.calibration, len(truth), margins.few)
+        checks.append(
+            Check("calibration", moved, limit, moved <= limit,
+                  f"calibration error {100 * calibration_error(before, truth):.1f}% before, "
+                  f"{100 * calibration_error(after, truth):.1f}% now")
+        )  # fmt: skip
+    checks += _agreement(found, margins)
+    for index, value in enumerate(found.stability):
+        name = found.names[found.old + index]
+        checks.append(
+            Check("new class", value, margins.stability, value >= margins.stability,
+                  f"'{name}' is found again by {100 * value:.0f}%")
+        )  # fmt: skip
+    return checks
+
+
+def calibration_error(probabilities: NDArray[np.float32], truth: NDArray[np.int64]) -> float:
+    """Expected calibration error [0, 1] of the best answers, in ten bins of equal width."""
+    best = probabilities.max(axis=1)
+    right = probabilities.argmax(axis=1) == truth
+    bins = np.minimum((best * _ERROR_BINS).astype(int), _ERROR_BINS - 1)
+    gaps = [
+        abs(float(right[bins == b].mean() - best[bins == b].mean())) * (bins == b).mean()
+        for b in np.unique(bins)
+    ]
+    return float(sum(gaps))
+
+
+def _agreement(found: Measured, margins: Margins) -> list[Check]:
+    before = np.concatenate([found.held[0], found.seen[0][~found.novel]])
+    after = np.concatenate([found.held[1], found.seen[1][~found.novel]])
+    sure = before.max(axis=1) >= SURE
+    if not sure.any():
+        return []
+    one, other = before[sure].argmax(axis=1), after[sure].argmax(axis=1)
+    differ = float((one != other).mean())
+    limit = _lenient(margins.disagreement, int(sure.sum()), margins.few)
+    checks = [
+        Check("agreement", differ, limit, differ <= limit,
+              f"{100 * differ:.1f}% of {int(sure.sum())} images that the champion was sure of are put elsewhere")
+    ]  # fmt: skip
+    for index in np.unique(one).tolist():
+        own = other[one == index]
+        kept = float((own == index).mean())
+        if len(own) >= 3 and kept < 0.5:
+            checks.append(
+                Check("meaning", 1 - kept, 0.5, False,
+                      f"most images of '{found.names[index]}' are now of another class")
+            )  # fmt: skip
+    return checks
+
+
+def _lenient(margin: float, count: int, few: int) -> float:
+    """The margin, with room for one image where there are few."""
+    return margin if count >= few else max(margin, 1.0 / count + 1e-9)

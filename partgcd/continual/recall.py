@@ -1,0 +1,168 @@
+"""A bundle as something to train on: its model in torch, its mixtures, and the images that it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from partgcd.config.tree import Settings
+from partgcd.discovery.predict import PartModel, predict
+from partgcd.export.bundle import BANK, EXEMPLARS, WEIGHTS, Bundle, read_tensors
+from partgcd.export.novelty import RatioScale, log_ratio, novelty
+from partgcd.export.source import rebuild
+from partgcd.model.module import DiscoveryModel
+from partgcd.parts.projection import project
+
+_BATCH = 128
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The exemplars of a bundle.
+
+    Attributes:
+        keys: [M] of the images' content.
+        classes: [M] column.
+        labelled: [M] whether a person said so.
+        tokens: [M, T, Dt] trunk tokens, half precision.
+        held: [M] whether it is never to be trained on.
+        seen: keys of all images that were trained on.
+    """
+
+    keys: NDArray[np.uint64]
+    classes: NDArray[np.int64]
+    labelled: NDArray[np.bool_]
+    tokens: NDArray[np.float16]
+    held: NDArray[np.bool_]
+    seen: NDArray[np.uint64]
+
+    def rows(self, picked: NDArray[np.bool_]) -> Memory:
+        """The exemplars ``picked`` [M]."""
+        return Memory(
+            self.keys[picked], self.classes[picked], self.labelled[picked], self.tokens[picked],
+            self.held[picked], self.seen,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a champion knows, ready to be asked and to be trained on. On the CPU."""
+
+    bundle: Bundle
+    settings: Settings
+    model: DiscoveryModel
+    parts: PartModel | None
+    scale: RatioScale | None
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What a model says of N images.
+
+    Attributes:
+        fused: [N, C] probabilities.
+        cls: [N, D] class tokens of unit norm; part: [N, D] part-enhanced features, likewise, None without parts.
+        novelty: [N] score.
+    """
+
+    fused: Tensor
+    cls: Tensor
+    part: Tensor | None
+    novelty: Tensor
+
+    @property
+    def joint(self) -> Tensor:
+        """What images are clustered by, [N, F] unit norm."""
+        return joint_features(self.cls, self.part)
+
+
+def joint_features(cls: Tensor, part: Tensor | None) -> Tensor:
+    """Class tokens and part features [N, D], both of unit norm, side by side: [N, F] of unit norm."""
+    return cls if part is None else normalize(torch.cat([cls, 0.5 * part], dim=1), dim=1)
+
+
+def recall(bundle: Bundle, weights: Path | None = None) -> Known:
+    """Bring a bundle back to torch.
+
+    Args:
+        weights: of the frozen backbone, where it was trained with a weights file.
+
+    Raises:
+        UserError: the frozen weights are not to be had here, or the bundle is damaged.
+    """
+    manifest = bundle.manifest
+    settings = manifest.settings
+    named = settings.backbone.model_copy(update={"name": manifest.backbone.name, "weights": weights})
+    settings = settings.model_copy(update={"backbone": named})
+    tensors = {f"model.{name}": _torch(value) for name, value in read_tensors(bundle, WEIGHTS).items()}
+    banked = (
+        {name: _torch(value) for name, value in read_tensors(bundle, BANK).items()} if manifest.parts else {}
+    )
+    for name, value in banked.items():
+        tensors[name if name.startswith(("projection.", "novelty.")) else f"bank.{name}"] = value
+    scale = None
+    if "novelty.mean" in tensors:
+        scale = RatioScale(tensors.pop("novelty.mean"), tensors.pop("novelty.std"))
+    about = {"name": manifest.backbone.name, "weights": manifest.backbone.weights}
+    model, parts = rebuild(settings, about, tensors)
+    found = read_tensors(bundle, EXEMPLARS)
+    keys = found["keys"].astype(np.uint64)
+    memory = Memory(
+        keys, found["classes"].astype(np.int64), found["labelled"].astype(bool), found["tokens"],
+        found.get("held", np.zeros(len(keys))).astype(bool), found.get("seen", keys).astype(np.uint64),
+    )  # fmt: skip
+    return Known(bundle, settings, model, parts, scale, memory)
+
+
+@torch.no_grad()
+def ask(
+    model: DiscoveryModel,
+    parts: PartModel | None,
+    scale: RatioScale | None,
+    settings: Settings,
+    read: Callable[[NDArray[np.int64]], Tensor],
+    rows: NDArray[np.int64],
+    autocast: Callable[[], AbstractContextManager[object]],
+    tick: Callable[[int, int], None],
+) -> Opinion:
+    """What a model says of the images ``rows``, whose trunk tokens ``read`` gives on its device.
+
+    Results are on the CPU.
+    """
+    fused, cls, part, scores = [], [], [], []
+    model.eval()
+    for start in range(0, len(rows), _BATCH):
+        tick(start, len(rows))
+        tokens = read(rows[start : start + _BATCH])
+        with autocast():
+            found = predict(model, parts, tokens, settings.parts, settings.discovery)
+        ratio = None
+        if parts is not None and scale is not None:
+            points = project(parts.projection, model.backbone.frozen_patches(tokens))
+            ratio = log_ratio(
+                parts,
+                points,
+                found.attention.float(),
+                found.fused.argmax(dim=1),
+                settings.parts.attention_filter,
+            )
+        fused.append(found.fused.float().cpu())
+        cls.append(normalize(found.cls.float(), dim=1).cpu())
+        scores.append(novelty(found.fused.float(), ratio, scale).cpu())
+        if found.feature is not None:
+            part.append(normalize(found.feature.float(), dim=1).cpu())
+    tick(len(rows), len(rows))
+    return Opinion(torch.cat(fused), torch.cat(cls), torch.cat(part) if part else None, torch.cat(scores))
+
+
+def _torch(value: NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(value))

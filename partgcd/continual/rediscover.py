@@ -1,0 +1,386 @@
+"""The whole job: a champion and a folder of new photos in; nothing new, a candidate, or a new champion out.
+
+Whatever moment a kill comes at, the registry is as it was or as it is to be: a training lies in R/work and is gone on
+with, a version is made aside and renamed in, an alias moves in one step.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from partgcd.config.errors import UserError
+from partgcd.config.tree import Settings
+from partgcd.continual.attempts import attempt_digest, read_attempts, remember
+from partgcd.continual.candidate import (
+    EPOCHS,
+    STRENGTH,
+    continual_settings,
+    join_catalog,
+    mint_ids,
+    new_alone,
+    part_memory,
+    train,
+    warm_start,
+)
+from partgcd.continual.carry import carried_classes
+from partgcd.continual.changes import describe_changes, measure
+from partgcd.continual.classes import list_classes
+from partgcd.continual.gate import Check, Margins, judge
+from partgcd.continual.growth import SMALLEST, Growth, find_growth, unknown_share
+from partgcd.continual.identity import fold, read_log
+from partgcd.continual.intake import Arrivals, empty_pictures, labelled_entries, look_through
+from partgcd.continual.overlay import overlay_of
+from partgcd.continual.recall import ask, recall
+from partgcd.continual.registry import Registry, Version
+from partgcd.continual.schedule import KEPT
+from partgcd.data.catalog import Catalog
+from partgcd.data.ingest import ingest
+from partgcd.data.listing import Listing
+from partgcd.data.pixels import PixelStore
+from partgcd.discovery.setup import ground, stopping_ticker
+from partgcd.export.bundle import EXEMPLARS, MANIFEST, open_bundle, read_tensors
+from partgcd.export.export import export_run
+from partgcd.export.novelty import surprise
+from partgcd.run.device import pick_device
+from partgcd.run.files import read_json, write_json
+from partgcd.run.folder import RunFolder
+from partgcd.run.world import SoloWorld, World
+
+_MOST_NEW = 1000
+
+Render = Callable[[Mapping[str, Any], Callable[[list[int]], NDArray[np.uint8]] | None], bytes]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a person asked for.
+
+    Attributes:
+        new: folder of new photos; what its sub-folders are called means nothing.
+        promote: 'gate' promotes what passes the margins, 'always' and 'never' ask nobody.
+        labelled: folder of class folders, named by class id or name, to train on beside the memory.
+        holdout: likewise, to score on.
+        images: whether pictures of new photos go into the change report and the bundle.
+        classes: number of new classes; None estimates it.
+        weights: of the frozen backbone, where the champion was trained with a file of its own.
+        replay: False trains on the new photos alone, which forgets: plain fine-tuning, to compare with.
+        again: also where the same photos were looked at before.
+        train: fields of the settings' section, such as the device.
+    """
+
+    registry: Path
+    new: Path
+    promote: Literal["gate", "always", "never"] = "gate"
+    labelled: Path | None = None
+    holdout: Path | None = None
+    images: bool = True
+    classes: int | None = None
+    epochs: int = EPOCHS
+    seed: int = 0
+    weights: Path | None = None
+    replay: bool = True
+    again: bool = False
+    margins: Margins = field(default_factory=Margins)
+    train: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        code: 0 done or nothing new, 3 a candidate was kept and not promoted.
+        told: in one line.
+        version: the version that was made.
+        new_classes: how many classes it has more than the champion; None where no photo was looked at.
+        checks: the gate's.
+    """
+
+    code: int
+    told: str
+    version: int | None = None
+    new_classes: int | None = None
+    checks: list[Check] = field(default_factory=list)
+
+
+def rediscover(
+    request: Request,
+    progress: Callable[[str, int, int, str], None] = lambda phase, done, total, note: None,
+    render: Render | None = None,
+) -> Outcome:
+    """Look at new photos and make the next version if they bring new classes.
+
+    Args:
+        render: makes the change report out of what changed and a way to the pixels of the new photos.
+
+    Raises:
+        UserError: code 75 while another rediscovery of this registry runs; code 1 where it can't be done.
+        Interrupted: a stop was asked for; the same call goes on.
+    """
+    registry = Registry(request.registry)
+    with registry.training():
+        champion = registry.version("champion")
+        bundle = open_bundle(champion.bundle)
+        known_keys = read_tensors(bundle, EXEMPLARS)
+        arrivals = look_through(request.new, known_keys.get("seen", known_keys["keys"]))
+        if len(arrivals.keys) == 0:
+            shutil.rmtree(registry.work, ignore_errors=True)
+            return _nothing(arrivals)
+        attempt = attempt_digest(_asked(request), champion, arrivals, registry)
+        before = read_attempts(registry).get(attempt)
+        if before is not None and not request.again:
+            shutil.rmtree(registry.work, ignore_errors=True)
+            return Outcome(int(before["code"]), f"nothing new since {before['time']}: {before['told']}")
+        outcome = _attempt(request, registry, champion, arrivals, attempt, progress, render)
+        remember(
+            registry, attempt, outcome.code, outcome.told, outcome.version, bundle.id, len(arrivals.keys)
+        )
+        shutil.rmtree(registry.work, ignore_errors=True)
+        return outcome
+
+
+def _attempt(
+    request: Request,
+    registry: Registry,
+    champion: Version,
+    arrivals: Arrivals,
+    attempt: str,
+    progress: Callable[[str, int, int, str], None],
+    render: Render | None,
+) -> Outcome:
+    began = time.perf_counter()
+    bundle = open_bundle(champion.bundle)
+    known = recall(bundle, request.weights)
+    settings = continual_settings(known.settings, request.epochs, request.seed, dict(request.train))
+    run = _run_folder(registry, attempt, settings, request.new)
+    world = SoloWorld(run, pick_device(settings.train.device), progress)
+    with run.claimed(), world.stopping_on_signals():
+        identity = fold(read_log(registry.log))
+        overlay = overlay_of(bundle, identity)
+        memory = known.memory
+        exemplars = ask(
+            known.model, known.parts, known.scale, settings, lambda rows: _tokens(memory.tokens[rows]),
+            np.arange(len(memory.keys)), torch.no_grad, stopping_ticker(world, "memory"),
+        )  # fmt: skip
+        carried = carried_classes(known, overlay, exemplars)
+        ids = [entry.id for entry in carried.classes]
+        parted = part_memory(memory, carried)
+        fresh = _ingest(arrivals, request, registry, settings, run, world)
+        if isinstance(fresh, Outcome):
+            return fresh
+        catalog = join_catalog(fresh, ids, parted)
+        catalog.save(run.path)
+        replay = _replayed(catalog, parted.replayed.keys, parted.replayed.tokens)
+        base = ground(settings, catalog, world, replay if len(replay) else None)
+        opinion = ask(
+            known.model.to(world.device), known.parts, known.scale, settings,
+            lambda rows: base.evaluation.read(rows, world.device), np.arange(len(catalog)), base.autocast,
+            stopping_ticker(world, "champion's opinion"),
+        )  # fmt: skip
+        new = catalog.labels < 0
+        growth = _growth(
+            request, known_surprise(bundle), opinion, catalog, carried.classes, new, settings.seed
+        )
+        unfamiliar = int((opinion.novelty.numpy()[new] > bundle.manifest.novelty.threshold).sum())
+        if growth.classes == 0:
+            return Outcome(
+                0, f"no new class among {int(new.sum())} new photos ({unfamiliar} of them unfamiliar{_share(growth)})",
+                None, 0,
+            )  # fmt: skip
+        taken = {row.id for row in list_classes(registry)} | set(identity.minted)
+        new_ids = _ids(run, growth.classes, taken)
+        numbered = len(taken) - len([entry for entry in bundle.manifest.classes if entry.kind == "old"])
+        if not request.replay:
+            catalog, settings, opinion, growth = new_alone(catalog, settings, opinion, growth)
+            catalog.save(run.path)
+            replay = replay[:0]
+        start = warm_start(
+            known, overlay, carried, exemplars, opinion, catalog.labels, growth, replay,
+            STRENGTH if request.replay else 0.0,
+        )  # fmt: skip
+        trained = train(
+            run, settings, catalog, world, start, carried, parted, memory.seen, new_ids, max(numbered, 0)
+        )
+        beside = _holdout(request, registry, settings, run, ids)
+        found = measure(settings, known, overlay, carried, parted, catalog, opinion, trained, world, beside)
+        checks = judge(found, request.margins)
+        out = run.path / "bundle"
+        if not (out / MANIFEST).exists():
+            precision = bundle.manifest.graph.precision
+            export_run(run, out, precision, request.images and bundle.manifest.exemplars.thumbnails,
+                       lambda phase, done, total: progress(phase, done, total, ""))  # fmt: skip
+    passed = all(check.passed for check in checks)
+    promoted = request.promote == "always" or (request.promote == "gate" and passed)
+    changes = describe_changes(
+        found, trained, carried, catalog, checks, champion.number, growth, arrivals, time.perf_counter() - began
+    )  # fmt: skip
+    store = PixelStore.open(run.store) if request.images else None
+    extras = {"changes.json": json.dumps(changes, indent=1, ensure_ascii=False, allow_nan=False).encode()}
+    if render is not None:
+        size = settings.data.image_size
+        extras["changes.html"] = render(
+            changes, (lambda rows: store.centre(np.array(rows), size)) if store is not None else None
+        )
+    version = registry.add(out, parent=champion.number, note="rediscovered", extras=extras)
+    registry.point("candidate", version.number, "rediscovered")
+    added = len(trained.records) - len(carried.classes)
+    told = f"version {version.number}: {added} new classes in {int(new.sum())} new photos"
+    if promoted:
+        registry.promote(str(version.number), "passed the gate" if passed else "asked for")
+        return Outcome(0, f"{told}, promoted", version.number, added, checks)
+    failed = "; ".join(check.told for check in checks if not check.passed)
+    why = failed if request.promote == "gate" else "--promote never"
+    return Outcome(KEPT, f"{told}, kept as candidate and not promoted: {why}", version.number, added, checks)
+
+
+def known_surprise(bundle: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    """The quantiles of surprise that a bundle keeps; None in one made by an older program."""
+    found = read_tensors(bundle, EXEMPLARS)
+    if "surprise.familiar" not in found:
+        return None
+    return found["surprise.familiar"], found["surprise.left_out"]
+
+
+def _growth(
+    request: Request,
+    kept: tuple[NDArray[np.float32], NDArray[np.float32]] | None,
+    opinion: Any,
+    catalog: Catalog,
+    classes: list[Any],
+    new: NDArray[np.bool_],
+    seed: int,
+) -> Growth:
+    if kept is None:
+        raise UserError("the champion was exported by an older program: export its run again and add it", 1)
+    mixture = unknown_share(surprise(opinion.fused).numpy()[new], *kept)
+    sizes = [entry.labelled + entry.assigned for entry in classes]
+    return find_growth(
+        opinion.joint.numpy(), catalog.labels, len(classes), mixture, float(np.median(sizes)), _MOST_NEW, seed,
+        request.classes,
+    )  # fmt: skip
+
+
+def _ingest(
+    arrivals: Arrivals, request: Request, registry: Registry, settings: Settings, run: RunFolder, world: World
+) -> Catalog | Outcome:
+    """New photos and labelled images, decoded into the run's store; an outcome where there is nothing to see."""
+    root = arrivals.listing.root
+    entries = [type(entry)(str(root / entry.path)) for entry in arrivals.listing.entries]
+    if request.labelled is not None:
+        entries += labelled_entries(request.labelled, _names(registry))
+    listing = Listing(root, sorted(entries, key=lambda entry: entry.path), [], "new photos")
+    try:
+        catalog = ingest(listing, run.store, settings.data, progress=stopping_ticker(world, "images"))
+    except UserError as error:
+        raise UserError(f"none of {len(entries)} new photos can be used: {error}", 1) from error
+    store = PixelStore.open(run.store)
+    empty = empty_pictures(store, settings.data.image_size)
+    usable = int(((catalog.labels < 0) & ~empty).sum())
+    told = (
+        f"{len(catalog.broken)} broken, {int(empty.sum())} blank or noise"
+        if catalog.broken or empty.any()
+        else ""
+    )
+    if usable < SMALLEST:
+        return Outcome(
+            0, f"{usable} new photos are too few for a class ({SMALLEST} are needed)" + (f"; {told}" if told else ""),
+            None, 0,
+        )  # fmt: skip
+    if empty.any():
+        kept = set(np.flatnonzero(~empty).tolist())
+        paths = {path for row, path in enumerate(catalog.paths) if row in kept}
+        entries = [entry for entry in listing.entries if entry.path in paths]
+        catalog = ingest(
+            Listing(root, entries, [], "new photos"),
+            run.store,
+            settings.data,
+            stopping_ticker(world, "images"),
+        )
+    return catalog
+
+
+def _run_folder(registry: Registry, attempt: str, settings: Settings, new: Path) -> RunFolder:
+    """The folder of this attempt: gone on with if it is there, and the only one."""
+    path = registry.work / attempt[:16]
+    registry.work.mkdir(exist_ok=True)
+    for other in registry.work.iterdir():
+        if other.name != path.name:
+            shutil.rmtree(other, ignore_errors=True)
+    if (path / "run.json").exists():
+        return RunFolder.open(path)
+    shutil.rmtree(path, ignore_errors=True)
+    return RunFolder.create(path, settings, new, {"protocol": None, "split": None})
+
+
+def _ids(run: RunFolder, count: int, taken: set[str]) -> list[str]:
+    """Ids of the new classes, minted once for a run however often it is gone on with."""
+    file = run.path / "new_ids.json"
+    if not file.exists() or len(read_json(file)) != count:
+        write_json(file, mint_ids(count, taken))
+    ids: list[str] = read_json(file)
+    return ids
+
+
+def _names(registry: Registry) -> dict[str, str]:
+    """Class ids by id and by name."""
+    rows = [row for row in list_classes(registry) if row.status == "active"]
+    return {row.name: row.id for row in rows} | {row.id: row.id for row in rows}
+
+
+def _holdout(
+    request: Request, registry: Registry, settings: Settings, run: RunFolder, ids: list[str]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
+    """Pixels and classes of the images that a person holds out; None without any."""
+    if request.holdout is None:
+        return None
+    entries = labelled_entries(request.holdout, _names(registry))
+    listing = Listing(request.holdout.absolute(), entries, [], "held out")
+    folder = run.path / "holdout"
+    catalog = ingest(listing, folder, settings.data)
+    column = {name: index for index, name in enumerate(ids)}
+    truth = np.array([column.get(catalog.label_names[label], -1) for label in catalog.labels.tolist()])
+    pixels = PixelStore.open(folder).centre(np.arange(len(catalog)), settings.data.image_size)
+    return pixels[truth >= 0], truth[truth >= 0]
+
+
+def _replayed(catalog: Catalog, keys: NDArray[np.uint64], tokens: NDArray[np.float16]) -> NDArray[np.float16]:
+    place = {key: row for row, key in enumerate(keys.tolist())}
+    rows = [place[key] for key, path in zip(catalog.keys.tolist(), catalog.paths, strict=True)
+            if path.startswith("replay/")]  # fmt: skip
+    return tokens[rows]
+
+
+def _tokens(values: NDArray[np.float16]) -> torch.Tensor:
+    return torch.from_numpy(values).float()
+
+
+def _share(growth: Growth) -> str:
+    if growth.mixture is None:
+        return ""
+    low, high = (growth.mixture.share + side * 2 * growth.mixture.error for side in (-1, 1))
+    return f"; unknown classes have {100 * max(low, 0):.0f} to {100 * min(high, 1):.0f}% of them"
+
+
+def _nothing(arrivals: Arrivals) -> Outcome:
+    if arrivals.files and arrivals.unreadable == arrivals.files:
+        raise UserError(f"none of {arrivals.files} files can be read", 1)
+    told = f"{arrivals.seen} seen before, {arrivals.copies} copies" if arrivals.files else "no images there"
+    return Outcome(0, f"nothing new: {told}")
+
+
+def _asked(request: Request) -> list[object]:
+    """What of a request decides the outcome."""
+    return [
+        request.classes, request.epochs, request.seed, str(request.labelled), str(request.holdout), request.promote,
+        request.replay, sorted(map(str, request.train.items())), vars(request.margins),
+    ]  # fmt: skip

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from partgcd.benchmark.arrivals import Shares, deal
+from partgcd.benchmark.life_plan import PACKAGED, LifeJob, read_life_plan
+from partgcd.benchmark.life_score import changed_meaning, score
+from partgcd.benchmark.life_table import interval, markdown, rows
+from partgcd.benchmark.plan import SetSpec
+from partgcd.config.errors import UserError
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A data set ``set`` of 8 classes of 20 images."""
+    for kind in range(8):
+        folder = tmp_path / "photos" / "set" / f"class {kind}"
+        folder.mkdir(parents=True)
+        for number in range(20):
+            Image.new("RGB", (4, 4), (kind, number, 0)).save(folder / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def test_a_life_deals_every_image_once_and_hides_labels(photos: Path, tmp_path: Path) -> None:
+    life = deal(SetSpec(folder="set"), photos, tmp_path, 3, 0, Shares())
+    dealt = [path for stage in life.stages for path in stage] + life.test
+    assert sorted(dealt) == sorted(life.truth) and len(set(dealt)) == 160
+    assert [len(life.classes(stage)) for stage in range(4)] == [4, 6, 7, 8]
+    assert set(life.labelled) < set(life.stages[0]) and len(life.labelled) == 4 * 5
+    for stage, files in enumerate(life.stages):
+        came = {life.introduced[life.truth[path]] for path in files}
+        assert came == set(range(stage + 1)), "known and new classes at every arrival, none from the future"
+    assert {life.truth[path] for path in life.test} == set(life.introduced)
+    assert deal(SetSpec(folder="set"), photos, tmp_path, 3, 0, Shares()) == life
+    assert deal(SetSpec(folder="set"), photos, tmp_path, 3, 1, Shares()).introduced != life.introduced
+    with pytest.raises(UserError, match="5 arrivals need 10"):
+        deal(SetSpec(folder="set"), photos, tmp_path, 5, 0, Shares())
+
+
+def test_the_packaged_plan_names_what_there_is() -> None:
+    plan = read_life_plan(PACKAGED)
+    assert plan.jobs(["table"]) == [LifeJob("grocery50", seed) for seed in (0, 1, 2)]
+    assert plan.settings(1, 8, {"train.threads": 1}).discovery.classes == 8
+    with pytest.raises(UserError, match="no block 'x'"):
+        plan.jobs(["x"])
+
+
+@pytest.mark.parametrize(
+    "text", ["sets: {}", "[]", "sets: {a: {folder: a}}\nmethods: [magic]\nblocks: []", ":::"]
+)
+def test_plans_that_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"plan\.yaml"):
+        read_life_plan(tmp_path / "plan.yaml")
+
+
+INTRODUCED = {"ash": 0, "birch": 0, "cedar": 1, "date": 1, "elm": 2}
+NAMES = {"c-a": "ash", "c-b": "birch"}
+
+
+def test_people_s_classes_count_under_their_own_id_and_discovered_ones_are_matched() -> None:
+    truth = ["ash", "ash", "birch", "cedar", "cedar", "date", "date", "elm"]
+    answered = ["c-a", "c-b", "c-b", "c-x", "c-x", "c-y", "c-a", "c-x"]
+    found = score(answered, truth, NAMES, INTRODUCED, 1)
+    assert found["images"] == 7, "elm has not come yet"
+    assert (found["old"], found["new"], found["now"], found["earlier"]) == (0.6667, 0.75, 0.75, None)
+    assert score(answered, truth, NAMES, INTRODUCED, 2)["now"] == 0.0
+    assert found["majority"]["c-x"] == {"class": "cedar", "images": 2, "of": 2}
+
+
+def test_an_id_that_means_another_class_is_seen() -> None:
+    one = score(["c-x"] * 4, ["cedar"] * 4, NAMES, INTRODUCED, 1)
+    other = score(["c-x"] * 4, ["date"] * 3 + ["cedar"], NAMES, INTRODUCED, 1)
+    assert changed_meaning(one, other) == ["c-x"] and changed_meaning(one, one) == []
+    few = score(["c-x"] * 2, ["date"] * 2, NAMES, INTRODUCED, 1)
+    assert changed_meaning(one, few) == []
+
+
+def test_the_table_pairs_forgetting_by_seed() -> None:
+    results = [
+        {"set": "s", "stage": 1, "method": "rediscover", "seed": seed, "forgetting": 0.01 * seed, "new_classes": 2,
+         "true_new": 3, "seconds": 10.0, "accuracy": {"all": 0.5, "old": 0.6, "new": 0.4, "earlier": None}}
+        for seed in (0, 1, 2)
+    ]  # fmt: skip
+    (row,) = rows(results, ["rediscover"])
+    assert (
+        row["forgetting"] == "1.0 [-1.5, 3.5]"
+        and row["new classes"] == "2/3 2/3 2/3"
+        and row["All"] == "50.0 ± 0.0"
+    )
+    assert interval([3.0]) == "3.0" and interval([]) == ""
+    assert (
+        markdown([row])
+        .splitlines()[0]
+        .startswith("| set | stage | method | seeds | All | Old | New | forgetting")
+    )

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from partgcd.config.errors import UserError
+from partgcd.config.tree import DataSettings
+from partgcd.continual.intake import content_key, empty_pictures, labelled_entries, look_through
+from partgcd.data.ingest import ingest
+from partgcd.data.scan import scan
+
+Photos = Callable[..., Path]
+NOBODY = np.zeros(0, np.uint64)
+
+
+def test_every_photo_once_and_none_that_was_seen(photos: Photos) -> None:
+    folder = photos("new", {0: 3, 1: 2})
+    (folder / "sub").mkdir()
+    (folder / "sub" / "copy.png").write_bytes((folder / "0-500.png").read_bytes())
+    (folder / "inbox.jsonl").write_text("{}\n")
+    seen = np.array([content_key((folder / "1-500.png").read_bytes())], np.uint64)
+    found = look_through(folder, seen)
+    assert (found.files, found.seen, found.copies, len(found.keys)) == (6, 1, 1, 4)
+    assert all(entry.label is None for entry in found.listing.entries)
+    assert found.digest() == look_through(folder, seen).digest() != look_through(folder, NOBODY).digest()
+
+
+def test_folders_are_no_labels_and_an_empty_inbox_is_no_error(photos: Photos, tmp_path: Path) -> None:
+    photos("new/monday", {0: 2})
+    photos("new/labelled", {1: 2})
+    assert {entry.label for entry in look_through(tmp_path / "new", NOBODY).listing.entries} == {None}
+    (tmp_path / "empty").mkdir()
+    assert look_through(tmp_path / "empty", NOBODY).files == 0
+    with pytest.raises(UserError, match="no such folder"):
+        look_through(tmp_path / "nowhere", NOBODY)
+
+
+def test_pictures_of_nothing_are_told_from_photos(photos: Photos, tmp_path: Path) -> None:
+    folder = photos("mixed", {0: 3, 3: 3})
+    draw = np.random.default_rng(0)
+    for number, side in enumerate((40, 72, 300)):
+        noise = draw.integers(0, 256, (side, side, 3), np.uint8)
+        Image.fromarray(noise).save(folder / f"noise-{number}.png")
+        Image.fromarray(noise).save(folder / f"noise-{number}.jpg", quality=60)
+        Image.new("RGB", (side, side), (number * 80, 20, 20)).save(folder / f"blank-{number}.png")
+    settings = DataSettings(image_size=64)
+    catalog = ingest(scan(folder), tmp_path / "store", settings)
+    from partgcd.data.pixels import PixelStore
+
+    empty = empty_pictures(PixelStore.open(tmp_path / "store"), 64)
+    assert {path for path, none in zip(catalog.paths, empty, strict=True) if not none} == {
+        f"{kind}-{number}.png" for kind in (0, 3) for number in (500, 501, 502)
+    }
+
+
+def test_labels_are_ids_whatever_a_folder_is_called_by(photos: Photos, tmp_path: Path) -> None:
+    photos("told/ash", {0: 2})
+    photos("told/c-2", {1: 1})
+    photos("told/other", {2: 1})
+    found = labelled_entries(tmp_path / "told", {"ash": "c-1", "c-1": "c-1", "c-2": "c-2"})
+    assert sorted(str(entry.label) for entry in found) == ["c-1", "c-1", "c-2"]
+    assert all(Path(entry.path).is_absolute() for entry in found)
+    with pytest.raises(UserError, match="no folder"):
+        labelled_entries(tmp_path / "told", {"oak": "c-9"})

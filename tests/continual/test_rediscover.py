@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from partgcd.config.errors import UserError
+from partgcd.continual.attempts import new_since
+from partgcd.continual.champion import load_predictor
+from partgcd.continual.classes import list_classes, merge, rename, split
+from partgcd.continual.gate import Margins
+from partgcd.continual.rediscover import Outcome, Request, rediscover
+from partgcd.continual.registry import Registry
+from partgcd.report.changes import render_changes
+from partgcd.run.folder import RunFolder
+
+Photos = Callable[..., Path]
+LENIENT = Margins(1.0, 1.0, 1.0, 0.0)
+
+
+@pytest.fixture
+def look(registry: Registry, quick_export: None) -> Callable[..., Outcome]:
+    """Runs a rediscovery with the smallest settings."""
+
+    def call(folder: Path, **changes: object) -> Outcome:
+        request = Request(
+            registry.path, folder, classes=1, epochs=2, margins=LENIENT, train={"device": "cpu", "threads": 1}
+        )
+        return rediscover(replace(request, **changes), render=render_changes)
+
+    return call
+
+
+def test_new_photos_become_the_next_version_and_ids_stay(
+    registry: Registry, look: Callable[..., Outcome], photos: Photos
+) -> None:
+    before = [row.id for row in list_classes(registry)]
+    rename(registry, before[0], "the old one")
+    outcome = look(photos("new", {0: 6, 4: 10}))
+    assert outcome.code == 0 and outcome.version == 2, outcome.told
+    assert registry.aliases() == {"champion": 2, "previous": 1}
+    version = registry.version("champion")
+    assert version.record["parent"] == 1 and version.class_ids[:3] == before
+    assert len(version.class_ids) in (3, 4) and version.class_ids[3:] not in before
+    assert next(row.name for row in list_classes(registry) if row.id == before[0]) == "the old one"
+    changes = json.loads((version.path / "changes.json").read_text())
+    assert changes["photos"]["new"] == 16 and changes["parent"] == 1
+    page = (version.path / "changes.html").read_text()
+    assert "new photos" in page and "data:image/jpeg" in page and "http" not in page.replace("http-equiv", "")
+    assert registry.verify() == [] and not registry.work.exists()
+    assert look(tmp(registry) / "new").told.startswith("nothing new")
+    found = load_predictor(registry.path, 1).classify([tmp(registry) / "new" / "4-500.png"])
+    assert found[0].version == version.record["bundle"]
+
+
+def tmp(registry: Registry) -> Path:
+    return registry.path.parent
+
+
+def untouched(registry: Registry, champion: str) -> None:
+    assert registry.verify() == [] and registry.aliases() == {"champion": 1}
+    assert registry.version("champion").record["bundle"] == champion
+    assert not registry.work.exists()
+
+
+def noise(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for number in range(count):
+        Image.fromarray(draw.integers(0, 256, (90, 90, 3), np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+def corrupt(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number}.jpg").write_bytes(b"\xff\xd8 no photo %d" % number)
+    return folder
+
+
+def copies(folder: Path, photo: Path, count: int) -> Path:
+    folder.mkdir()
+    shutil.copy(photo, folder / "0.png")
+    for number in range(1, count):
+        (folder / f"{number}.png").hardlink_to(folder / "0.png")
+    return folder
+
+
+def test_poisoned_arrivals_have_a_clear_outcome_each(
+    registry: Registry, look: Callable[..., Outcome], photos: Photos, trained: RunFolder
+) -> None:
+    champion, root = registry.version("champion").record["bundle"], tmp(registry)
+    old = shutil.copytree(trained.path.parent / "photos", root / "old")
+    told = look(old).told
+    assert told.startswith("nothing new: 32 seen before")
+    untouched(registry, champion)
+    outcome = look(copies(root / "copies", photos("one", {4: 1}) / "4-500.png", 10_000), classes=None)
+    assert outcome.code == 0 and outcome.told == "1 new photos are too few for a class (4 are needed)"
+    untouched(registry, champion)
+    outcome = look(root / "one", classes=None)
+    assert outcome.code == 0 and outcome.told.startswith("nothing new since"), (
+        "the same photo, looked at before"
+    )
+    outcome = look(noise(root / "noise", 30), classes=None)
+    assert (
+        outcome.code == 0
+        and "0 new photos are too few" in outcome.told
+        and "30 blank or noise" in outcome.told
+    )
+    untouched(registry, champion)
+    with pytest.raises(UserError, match="none of 12 new photos can be used") as failed:
+        look(corrupt(root / "corrupt", 12))
+    assert failed.value.code == 1
+    assert registry.verify() == [] and registry.aliases() == {"champion": 1}
+
+
+def test_a_schedule_counts_what_came_since_the_last_look(
+    registry: Registry, look: Callable[..., Outcome], photos: Photos
+) -> None:
+    folder = photos("inbox", {0: 2})
+    assert new_since(registry, folder) == 2
+    assert "too few" in look(folder, classes=None).told
+    assert new_since(registry, folder) == 0
+    photos("inbox", {1: 1}, 900)
+    assert new_since(registry, folder) == 1
+
+
+def test_what_fails_the_gate_is_kept_as_candidate_and_people_decide(
+    registry: Registry, look: Callable[..., Outcome], photos: Photos
+) -> None:
+    strict = Margins(stability=1.01)
+    outcome = look(photos("new", {0: 6, 4: 10}), margins=strict, promote="gate")
+    if outcome.new_classes:
+        assert outcome.code == 3 and "not promoted" in outcome.told and "is found again by" in outcome.told
+    assert registry.aliases()["champion"] == (1 if outcome.code else 2)
+    assert registry.verify() == []
+
+
+def test_a_merge_and_a_split_are_built_into_the_next_version(
+    registry: Registry, look: Callable[..., Outcome], photos: Photos
+) -> None:
+    ash, birch, third = (row.id for row in list_classes(registry))
+    merge(registry, birch, third)
+    children = [child["id"] for child in split(registry, ash)["children"]]
+    rename(registry, children[0], "ash in leaf")
+    outcome = look(photos("new", {0: 6, 4: 10}), promote="always")
+    known = registry.version("champion").class_ids
+    assert outcome.code == 0 and {*children, birch} <= set(known) and ash not in known and third not in known
+    rows = {row.id: row for row in list_classes(registry)}
+    assert rows[third].status == "merged" and rows[ash].status == "split"
+    assert rows[children[0]].name == "ash in leaf" and rows[children[0]].status == "active"
+    answer = load_predictor(registry.path, 1).classify([tmp(registry) / "new" / "0-500.png"], top_k=99)[0]
+    assert {choice.id for choice in answer.top} == set(known)  # type: ignore[union-attr]

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partgcd.report.changes import render_changes
+
+
+def image(row: int, **more: Any) -> dict[str, Any]:
+    return {"path": f"photo <{row}>.jpg", "row": row, "confidence": 0.9, **more}
+
+
+@pytest.fixture
+def changes() -> dict[str, Any]:
+    return {
+        "parent": 3, "classes": {"known": 2, "new": 1}, "passed": False, "seconds": 12.5, "moved": 1,
+        "photos": {"new": 9, "seen": 1, "copies": 2, "broken": 3, "unfamiliar": 4, "replayed": 5},
+        "checks": [{"name": "agreement", "value": 0.2, "limit": 0.05, "passed": False, "told": "20% moved"}],
+        "appeared": [{"id": "c-9", "name": "new-01 near <b>ash</b>", "photos": 4, "stability": 0.8,
+                      "images": [image(0), image(1)], "nearest": [{"name": "ash", "cosine": 0.5}],
+                      "came_from": [{"name": "ash", "photos": 3}]}],
+        "grew": [{"id": "c-1", "name": "ash", "photos": 5, "images": [image(2)]}], "dropped": ["c-7"],
+        "forgotten": [{"id": "c-1", "name": "ash", "before": 1.0, "now": 0.5, "images": 4}],
+        "disagreements": [image(3, before="ash", now="birch", now_confidence=0.7)],
+    }  # fmt: skip
+
+
+def test_the_page_tells_what_changed_and_shows_it(changes: dict[str, Any]) -> None:
+    asked: list[int] = []
+
+    def pixels(rows: list[int]) -> np.ndarray:
+        asked.extend(rows)
+        return np.zeros((len(rows), 3, 32, 32), np.uint8)
+
+    page = render_changes(changes, pixels).decode()
+    assert asked == [0, 1, 2, 3] and page.count("data:image/jpeg;base64,") == 4
+    for words in (
+        "1 new class in 9 new photos",
+        "from version 3",
+        "20% moved",
+        "c-9",
+        "80.0%",
+        "c-7",
+        "birch",
+    ):
+        assert words in page
+    assert "<b>ash</b>" not in page and "&lt;b&gt;ash&lt;/b&gt;" in page, "names are text, never markup"
+    assert "photo <0>" not in page
+    assert "http://" not in page and "https://" not in page and "<script" not in page
+
+
+def test_without_pixels_there_are_no_pictures(changes: dict[str, Any]) -> None:
+    page = render_changes(changes, None).decode()
+    assert "data:image" not in page and "new-01" in page
+    empty = {
+        **changes,
+        "appeared": [],
+        "grew": [],
+        "forgotten": [],
+        "disagreements": [],
+        "checks": [],
+        "passed": True,
+    }
+    page = render_changes(empty, None).decode()
+    assert page.count("None.") == 2 and "Every check passed" in page
