@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 EXTRA ?= cpu
+# Tests at a time.
+TESTERS ?= 2
 DEMO ?= demo
 
 BIN := $(VENV)/bin
@@ -25,11 +27,17 @@ demo: install
 	  else $(BIN)/partgcd train --data $(DEMO)/images --out $(DEMO)/run --classes 12 --image-size 154 --set parts.count=5; \
 	fi
 	$(BIN)/partgcd evaluate $(DEMO)/run --truth $(DEMO)/truth.csv --masks $(DEMO)/masks
+	test -d $(DEMO)/model || $(BIN)/partgcd export $(DEMO)/run --out $(DEMO)/model
+	$(BIN)/partgcd serve $(DEMO)/model --port 0 > $(DEMO)/address 2> $(DEMO)/serve.log & \
+	  server=$$!; trap 'kill $$server; wait $$server' EXIT; \
+	  until grep -q '^serving at' $(DEMO)/address; do kill -0 $$server || exit 1; sleep 0.2; done; \
+	  $(BIN)/partgcd ask "$$(sed -n 's/^serving at \([^ ]*\).*/\1/p' $(DEMO)/address)" $(DEMO)/holdout
 	@echo "open $(DEMO)/run/report.html"
+	@echo "serve it: $(BIN)/partgcd serve $(DEMO)/model"
 
 test: install lint
 	$(BIN)/partgcd weights fetch offline/vit-small
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TESTERS) --dist loadgroup
 
 # Types are checked as installed: only there are cli/, serving/ and training/ inside the package.
 lint: install

@@ -12,7 +12,21 @@ import sys
 import typer
 
 from partgcd import __version__
-from partgcd.cli import benchmark, classify, export, images, machine, results, train
+from partgcd.cli import (
+    ask,
+    benchmark,
+    classes,
+    classify,
+    export,
+    images,
+    machine,
+    rediscover,
+    registry,
+    results,
+    runs,
+    serve,
+    train,
+)
 
 app = typer.Typer(
     name="partgcd",
@@ -38,7 +52,13 @@ app.command("evaluate")(results.evaluate)
 app.command("report")(results.report)
 app.command("export")(export.export)
 app.add_typer(export.bundle, name="bundle")
+app.add_typer(runs.runs, name="runs")
 app.command("classify")(classify.classify)
+app.command("serve")(serve.serve)
+app.command("ask")(ask.ask)
+app.command("rediscover")(rediscover.rediscover)
+app.add_typer(registry.registry, name="registry")
+app.add_typer(classes.classes, name="classes")
 app.command("demo")(images.demo)
 app.command("doctor")(machine.doctor)
 app.add_typer(machine.weights, name="weights")

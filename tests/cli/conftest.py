@@ -89,3 +89,45 @@ def pictures() -> Callable[[Path, dict[str, int], int], Path]:
 def images(tmp_path: Path) -> Path:
     """Two labelled classes of 4 and 10 unlabelled images, in ``images``."""
     return write_pictures(tmp_path / "images", {"ash": 4, "birch": 4}, 10)
+
+
+@pytest.fixture
+def light_bundle(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a bundle that verifies and has classes, but holds no graph: ``light_bundle("name", ["c-1", "c-2"])``."""
+    from partgcd.config.tree import Settings
+    from partgcd.export import bundle as files
+    from partgcd.export.manifest import Manifest
+
+    def write(name: str, ids: list[str], seen: int = 0) -> Path:
+        from safetensors.numpy import save
+
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in files.required_files(False):
+            (folder / file).write_bytes(f"{file} of {name}".encode())
+        keys = np.arange(seen, dtype=np.uint64)
+        (folder / files.EXEMPLARS).write_bytes(save({"keys": keys, "seen": keys}))
+        classes = [
+            {"index": index, "id": one, "name": f"name {index}", "kind": "old", "labelled": 3, "assigned": 4}
+            for index, one in enumerate(ids)
+        ]
+        manifest = Manifest.model_validate({
+            "format": "partgcd bundle", "schema_version": 1, "method": "simgcd", "classes": classes, "parts": None,
+            "backbone": {"name": "n", "kind": "vit", "grid": (2, 2), "dim": 4, "trunk_dim": 4, "weights": "0" * 64,
+                         "licence": "l", "lineage": "l"},
+            "preprocessing": {"image_size": 64, "crop_ratio": 0.9, "short_side": 71, "max_aspect": 4.0,
+                              "max_megapixels": 9.0, "mean": (0, 0, 0), "std": (1, 1, 1)},
+            "projection": None, "fusion": {"temperature": 0.1, "part_weight": 1.0}, "agreement": 1.0,
+            "novelty": {"threshold": 1.0, "false_alarm_rate": 0.05, "calibration_images": 1, "ratio_weight": 0.0,
+                        "folds": 0},
+            "graph": {"precision": "fp32", "opset": 20, "input": "pixels", "outputs": ["global"]},
+            "parity": {"images": 1, "batches": [1], "largest_difference": 0.0, "tolerance": 1e-4}, "cost": None,
+            "accuracy": None, "exemplars": {"per_class": 1, "thumbnails": False},
+            "provenance": {"run": name, "created": "t", "exported": "t", "partgcd": "0", "git": None, "versions": {},
+                           "seed": 0, "data": "0" * 64, "images": {}},
+            "settings": Settings().model_dump(), "files": {},
+        })  # fmt: skip
+        files.write_manifest(folder, manifest.model_copy(update={"files": files.list_files(folder)}))
+        return folder
+
+    return write
