@@ -68,7 +68,8 @@ def test_kubernetes_files_name_kind_and_schedule(name: str) -> None:
     assert next(CronSim(loaded["spec"]["schedule"], datetime(2026, 1, 1, tzinfo=UTC))).hour == 3
     text = (DEPLOY / name).read_text(encoding="utf-8")
     mounted = set(re.findall(r"mountPath: (\S+)", text))
-    assert mounted == {"/data"} and text.count("claimName: partgcd-data") == 1
+    assert mounted == {"/models", "/inbox"}  # the registry is the one that rayservice.yaml serves
+    assert re.findall(r"claimName: (\S+)", text) == ["partgcd-models", "partgcd-inbox"]
 
 
 def test_one_run_at_a_time_and_missed_ones_do_not_pile_up() -> None:
