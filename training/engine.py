@@ -29,6 +29,9 @@ from partgcd.training.worker import catch_sigterm, train_worker
 
 Tell = Callable[[str, int, int, str], None]
 
+_ENDING_S = 120.0
+"""How long a trainer whose run is refused may take to end."""
+
 _PATIENCE_S = 12 * 3600
 """How long a collective may wait: rank 0 reads a large folder of photos while the others do."""
 
@@ -174,7 +177,10 @@ def _follow(
         with suppress(RayError):
             verdict, _ = ray.get(board.outcome.remote())
             if verdict is not None and verdict.code != INTERRUPTED:
-                return None  # Ray would start the workers again, to no other end
+                # Workers that start again are told so and end. Who closes Ray while the trainer still asks it
+                # something has the whole process ended by Ray.
+                thread.join(_ENDING_S)
+                return None
             told, epochs = ray.get(board.read.remote())
             for metrics in epochs:
                 on_epoch(metrics)
