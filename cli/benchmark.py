@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from partgcd.benchmark.plan import Job, Plan
+    from partgcd.cli.progress import Progress
 
 benchmark = typer.Typer(
     help="Measure quality over data sets, methods and seeds; results are files.",
@@ -51,8 +54,6 @@ def quality(
     """
     from partgcd.benchmark.plan import PACKAGED, read_plan
     from partgcd.benchmark.quality import pending, run_plan
-    from partgcd.cli.progress import Progress
-    from partgcd.run.world import Interrupted
 
     read = read_plan(plan or PACKAGED)
     jobs = read.chosen(["quick"] if quick else block, method)
@@ -62,15 +63,8 @@ def quality(
         return
     folder = _photos(photos)
     machine: dict[str, object] = {"train.device": device or "auto", "train.threads": threads or 0}
-    progress = Progress()
-    try:
+    with _showing() as progress:
         held = run_plan(read, jobs, folder, out, work, machine, progress.line, progress.update)
-    except Interrupted:
-        progress.close()
-        typer.echo("interrupted; the same command goes on", err=True)
-        raise typer.Exit(130) from None
-    finally:
-        progress.close()
     if held:
         typer.echo(f"{len(held)} runs are held by other processes", err=True)
     _print(read, jobs, out)
@@ -120,9 +114,8 @@ def continual(
     """
     from partgcd.benchmark.continual import pending, results_of, run_lives
     from partgcd.benchmark.life_plan import PACKAGED, read_life_plan
-    from partgcd.benchmark.life_table import markdown, rows
-    from partgcd.cli.progress import Progress
-    from partgcd.run.world import Interrupted
+    from partgcd.benchmark.life_table import COLUMNS, rows
+    from partgcd.benchmark.table import markdown
 
     read = read_life_plan(plan or PACKAGED)
     jobs = read.jobs(block)
@@ -131,18 +124,29 @@ def continual(
             typer.echo(f"{job.set} seed {job.seed} stage {stage} {method}")
         return
     machine: dict[str, object] = {"train.device": device or "auto", "train.threads": threads or 0}
+    folder = _photos(photos)
+    with _showing() as progress:
+        held = run_lives(read, jobs, folder, out, work, machine, progress.line, progress.update)
+    if held:
+        typer.echo(f"{len(held)} lives are held by other processes", err=True)
+    typer.echo(markdown(rows(results_of(read, jobs, out), list(read.methods)), COLUMNS), nl=False)
+
+
+@contextmanager
+def _showing() -> Iterator[Progress]:
+    """Inside: progress is shown, and a stop that was asked for ends the command with code 130."""
+    from partgcd.cli.progress import Progress
+    from partgcd.run.world import Interrupted
+
     progress = Progress()
     try:
-        held = run_lives(read, jobs, _photos(photos), out, work, machine, progress.line, progress.update)
+        yield progress
     except Interrupted:
         progress.close()
         typer.echo("interrupted; the same command goes on", err=True)
         raise typer.Exit(130) from None
     finally:
         progress.close()
-    if held:
-        typer.echo(f"{len(held)} lives are held by other processes", err=True)
-    typer.echo(markdown(rows(results_of(read, jobs, out), list(read.methods))), nl=False)
 
 
 def _photos(given: Path | None) -> Path:
@@ -160,10 +164,10 @@ def _photos(given: Path | None) -> Path:
 
 def _print(plan: Plan, jobs: list[Job], out: Path) -> None:
     from partgcd.benchmark.quality import results_of
-    from partgcd.benchmark.table import markdown, rows
+    from partgcd.benchmark.table import COLUMNS, markdown, rows
 
     found = results_of(plan, jobs, out)
-    typer.echo(markdown(rows(found, list(plan.sets), list(plan.methods))), nl=False)
+    typer.echo(markdown(rows(found, list(plan.sets), list(plan.methods)), COLUMNS), nl=False)
     notes = {name: spec.note for name, spec in plan.sets.items() if spec.note}
     for name in dict.fromkeys(result["set"] for result in found):
         if name in notes:

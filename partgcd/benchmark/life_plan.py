@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from partgcd.benchmark.plan import Name, SetSpec
+from partgcd.benchmark.plan import Name, SetSpec, parse_plan
 from partgcd.config.errors import UserError
 from partgcd.config.load import load_settings
 from partgcd.config.tree import Settings
@@ -84,18 +83,7 @@ def read_life_plan(file: Path) -> LifePlan:
     Raises:
         UserError: no such file, not YAML, unknown keys, or blocks that name what is not there.
     """
-    try:
-        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no plan '{file}'") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"plan '{file}' can't be read: {str(error).splitlines()[0]}") from error
-    try:
-        plan = LifePlan.model_validate(loaded)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"plan '{file}': {where}: {first['msg']}") from error
+    plan = parse_plan(file, LifePlan)
     for block in plan.blocks:
         for name in block.sets:
             if name not in plan.sets:

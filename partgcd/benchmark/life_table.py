@@ -9,6 +9,8 @@ from typing import Any
 
 from scipy.stats import t as student
 
+from partgcd.benchmark.table import spread
+
 COLUMNS = ["set", "stage", "method", "seeds", "All", "Old", "New", "earlier", "forgetting", "new classes",
            "seconds"]  # fmt: skip
 
@@ -31,7 +33,7 @@ def _row(key: tuple[str, int, str], runs: list[dict[str, Any]]) -> dict[str, str
     row = {"set": key[0], "stage": str(key[1]), "method": key[2],
            "seeds": " ".join(str(run["seed"]) for run in runs)}  # fmt: skip
     for column, name in (("All", "all"), ("Old", "old"), ("New", "new"), ("earlier", "earlier")):
-        row[column] = _spread([run["accuracy"][name] for run in runs])
+        row[column] = spread([run["accuracy"][name] for run in runs])
     row["forgetting"] = interval([100 * run["forgetting"] for run in runs if "forgetting" in run])
     found = [run for run in runs if run.get("new_classes") is not None]
     row["new classes"] = " ".join(f"{run['new_classes']}/{run['true_new']}" for run in found)
@@ -49,20 +51,3 @@ def interval(values: list[float]) -> str:
         return f"{mean:.1f}"
     half = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return f"{mean:.1f} [{mean - half:.1f}, {mean + half:.1f}]"
-
-
-def _spread(values: list[float | None]) -> str:
-    told = [100 * value for value in values if value is not None]
-    if not told:
-        return ""
-    if len(told) == 1:
-        return f"{told[0]:.1f}"
-    return f"{statistics.mean(told):.1f} ± {statistics.stdev(told):.1f}"
-
-
-def markdown(table: list[dict[str, str]]) -> str:
-    """The rows as a Markdown table; columns that are empty everywhere are left out."""
-    shown = [column for column in COLUMNS if any(row[column] for row in table)]
-    lines = [f"| {' | '.join(shown)} |", f"|{'---|' * len(shown)}"]
-    lines += [f"| {' | '.join(row[column] for column in shown)} |" for row in table]
-    return "\n".join(lines) + "\n"

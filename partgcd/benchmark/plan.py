@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,6 +17,9 @@ PACKAGED = Path(__file__).parent / "quality.yaml"
 """The plan of the project's own table."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+
+
+AnyPlan = TypeVar("AnyPlan", bound=BaseModel)
 
 
 class _Strict(BaseModel):
@@ -129,11 +132,11 @@ class Plan(_Strict):
         return load_settings(method.preset, None, None, flags)
 
 
-def read_plan(file: Path) -> Plan:
-    """Read and check a plan.
+def parse_plan(file: Path, kind: type[AnyPlan]) -> AnyPlan:
+    """A plan of either bench, its keys and values checked, the names in its blocks not yet.
 
     Raises:
-        UserError: no such file, not YAML, unknown keys, or blocks that name what is not there.
+        UserError: no such file, not YAML, or unknown keys.
     """
     try:
         loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -142,11 +145,20 @@ def read_plan(file: Path) -> Plan:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"plan '{file}' can't be read: {str(error).splitlines()[0]}") from error
     try:
-        plan = Plan.model_validate(loaded)
+        return kind.model_validate(loaded)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UserError(f"plan '{file}': {where}: {first['msg']}") from error
+
+
+def read_plan(file: Path) -> Plan:
+    """Read and check a plan.
+
+    Raises:
+        UserError: no such file, not YAML, unknown keys, or blocks that name what is not there.
+    """
+    plan = parse_plan(file, Plan)
     for block in plan.blocks:
         for name in block.sets:
             if name not in plan.sets:

@@ -34,11 +34,11 @@ def _row(key: tuple[str, str, str], runs: list[dict[str, Any]]) -> dict[str, str
     row = dict(
         zip(COLUMNS, [key[0], key[1], key[2], " ".join(str(run["seed"]) for run in runs)], strict=False)
     )
-    row |= {name.capitalize(): _mean([one[name] for one in v2]) for name in ("all", "old", "new")}
-    row["class head"] = _mean([one["global"]["all"] for one in heads if "global" in one])
-    row["part head"] = _mean([one["part"]["all"] for one in heads if "part" in one])
-    row["NMI"] = _mean([run["accuracy"]["nmi"] for run in runs])
-    row["ARI"] = _mean([run["accuracy"]["ari"] for run in runs])
+    row |= {name.capitalize(): spread([one[name] for one in v2]) for name in ("all", "old", "new")}
+    row["class head"] = spread([one["global"]["all"] for one in heads if "global" in one])
+    row["part head"] = spread([one["part"]["all"] for one in heads if "part" in one])
+    row["NMI"] = spread([run["accuracy"]["nmi"] for run in runs])
+    row["ARI"] = spread([run["accuracy"]["ari"] for run in runs])
     pure = [[value for value in run["purity"] if value is not None] for run in runs]
     pure = [values for values in pure if len(values) > 1]
     row["purity"] = (
@@ -58,7 +58,8 @@ def _percent(values: list[float]) -> str:
     return f"{100 * statistics.mean(values):.0f}"
 
 
-def _mean(values: list[float | None]) -> str:
+def spread(values: list[float | None]) -> str:
+    """Mean and standard deviation (n - 1) of shares, in percent; the value alone of a single one."""
     told = [100 * value for value in values if value is not None]
     if not told:
         return ""
@@ -67,9 +68,9 @@ def _mean(values: list[float | None]) -> str:
     return f"{statistics.mean(told):.1f} ± {statistics.stdev(told):.1f}"
 
 
-def markdown(table: list[dict[str, str]]) -> str:
+def markdown(table: list[dict[str, str]], columns: list[str]) -> str:
     """The rows as a Markdown table; columns that are empty everywhere are left out."""
-    shown = [column for column in COLUMNS if any(row[column] for row in table)]
+    shown = [column for column in columns if any(row[column] for row in table)]
     lines = [f"| {' | '.join(shown)} |", f"|{'---|' * len(shown)}"]
     lines += [f"| {' | '.join(row[column] for column in shown)} |" for row in table]
     return "\n".join(lines) + "\n"

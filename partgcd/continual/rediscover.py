@@ -1,7 +1,7 @@
 """The whole job: a champion and a folder of new photos in; nothing new, a candidate, or a new champion out.
 
-Whatever moment a kill comes at, the registry is as it was or as it is to be: a training lies in R/work and is gone on
-with, a version is made aside and renamed in, an alias moves in one step.
+Whatever moment a kill comes at, the registry is as it was or as it is to be: a training lies in the registry's work
+folder and is gone on with, a version is made aside and renamed in, an alias moves in one step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The registry on disk: versions that never change, and names that move between them in one step.
 
-R/registry.json            what this folder is
-R/versions/000001/         version.json, bundle/, and what came with it; made aside and renamed in
-R/aliases.json             champion, candidate, previous, and every move so far; replaced as a whole
-R/classes.jsonl            names, merges, splits and notes of classes (`identity`)
-R/.lock, R/.rediscover     held by whoever changes the registry, or trains for it
-R/work/                    a rediscovery under way
+registry.json            what this folder is
+versions/000001/         version.json, bundle/, and what came with it; made aside and renamed in
+aliases.json             champion, candidate, previous, and every move so far; replaced as a whole
+classes.jsonl            names, merges, splits and notes of classes (`identity`)
+.lock, .rediscover       held by whoever changes the registry, or trains for it
+work/                    a rediscovery under way
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from PIL import Image
 from partgcd.benchmark.arrivals import Shares, deal
 from partgcd.benchmark.life_plan import PACKAGED, LifeJob, read_life_plan
 from partgcd.benchmark.life_score import changed_meaning, score
-from partgcd.benchmark.life_table import interval, markdown, rows
+from partgcd.benchmark.life_table import COLUMNS, interval, rows
 from partgcd.benchmark.plan import SetSpec
+from partgcd.benchmark.table import markdown
 from partgcd.config.errors import UserError
 
 
@@ -93,7 +94,7 @@ def test_the_table_pairs_forgetting_by_seed() -> None:
     )
     assert interval([3.0]) == "3.0" and interval([]) == ""
     assert (
-        markdown([row])
+        markdown([row], COLUMNS)
         .splitlines()[0]
         .startswith("| set | stage | method | seeds | All | Old | New | forgetting")
     )

@@ -12,7 +12,7 @@ from PIL import Image
 from partgcd.benchmark import quality
 from partgcd.benchmark.plan import Plan
 from partgcd.benchmark.quality import pending, results_of, run_plan
-from partgcd.benchmark.table import markdown, rows
+from partgcd.benchmark.table import COLUMNS, markdown, rows
 from partgcd.run.world import Interrupted
 
 COMMON: dict[str, object] = {
@@ -137,7 +137,7 @@ def test_the_table_gives_mean_and_deviation_over_seeds() -> None:
         table[0]["All"] == "60.0 ± 14.1" and table[0]["seeds"] == "0 1" and table[0]["purity"] == "30 to 50"
     )
     assert table[1]["All"] == "90.0" and table[1]["purity"] == "" and table[1]["New"] == ""
-    text = markdown(table)
+    text = markdown(table, COLUMNS)
     assert text.count("\n") == 4 and "part head" not in text
 
 

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+from partgcd.backbone.weights import weights_status
+
 _SERVER = '''
 import gc, json, os, re, signal, sys, time, traceback
 
@@ -198,6 +200,17 @@ def partgcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     command = CommandLine(tmp_path_factory.mktemp("commands"))
     yield command
     command.close()
+
+
+@pytest.fixture(scope="session")
+def photo_sets() -> Path:
+    """The folder of data sets of photographs; the offline weights are at hand."""
+    folder = os.environ.get("PARTGCD_PHOTOS")
+    if not folder:
+        pytest.skip("PARTGCD_PHOTOS does not name a folder of photographs")
+    if weights_status("offline/vit-small") is None:
+        pytest.skip("the weights are not here: partgcd weights fetch offline/vit-small")
+    return Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,21 +15,14 @@ from typing import Any
 
 import pytest
 
-from partgcd.backbone.weights import weights_status
-
 _BACKBONE = "offline/vit-small"
 KNOWN = ["Cantaloupe", "Granny_Smith", "Red_Bell_Pepper", "Watermelon"]
 UNSEEN = ["Yellow_Bell_Pepper", "Royal_Gala"]
 
 
 @pytest.fixture(scope="module")
-def photos() -> Path:
-    folder = os.environ.get("PARTGCD_PHOTOS")
-    if not folder:
-        pytest.skip("PARTGCD_PHOTOS does not name a folder of photographs")
-    if weights_status(_BACKBONE) is None:
-        pytest.skip(f"the weights are not here: partgcd weights fetch {_BACKBONE}")
-    return Path(folder) / "grocery16"
+def photos(photo_sets: Path) -> Path:
+    return photo_sets / "grocery16"
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from partgcd.backbone.weights import weights_status
 from partgcd.discovery.metrics import clustering_accuracy
 
 EPOCHS = 8
@@ -25,13 +23,8 @@ _FLAGS = ["--protocol", "gcd", "--seed", "0", "--backbone", _BACKBONE, "--image-
 
 
 @pytest.fixture(scope="module")
-def photos() -> Path:
-    folder = os.environ.get("PARTGCD_PHOTOS")
-    if not folder:
-        pytest.skip("PARTGCD_PHOTOS does not name a folder of photographs")
-    if weights_status(_BACKBONE) is None:
-        pytest.skip(f"the weights are not here: partgcd weights fetch {_BACKBONE}")
-    return Path(folder) / "cub16"
+def photos(photo_sets: Path) -> Path:
+    return photo_sets / "cub16"
 
 
 @pytest.fixture(scope="module")
