@@ -20,12 +20,13 @@ from partgcd.continual.carry import Carried, start_tensors, targets_of
 from partgcd.continual.growth import SMALLEST, Growth
 from partgcd.continual.identity import mint
 from partgcd.continual.overlay import Overlay
-from partgcd.continual.recall import Known, Memory, Opinion, joint_features
+from partgcd.continual.recall import Known, Memory, Opinion
 from partgcd.data.catalog import Catalog
 from partgcd.discovery.classes import ClassRecord, Nearest
 from partgcd.discovery.fit import Fitted, fit
 from partgcd.discovery.outputs import answer_all, write_model, write_outputs
 from partgcd.discovery.warm import Teacher, WarmStart
+from partgcd.export.novelty import joint_features
 from partgcd.export.replay import Replay, write_replay
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import World
@@ -44,12 +45,21 @@ _HELD_OF = 5  # one exemplar in so many is never trained on
 
 @dataclass(frozen=True)
 class Parted:
-    """A memory in two: what is replayed and what is held out for ever, with each image's class in the next model."""
+    """A memory in two, and what it lets champion and candidate be compared on.
+
+    Attributes:
+        replayed, replayed_classes: what is trained on, and each image's class in the next model.
+        held, held_classes: what is held out for ever.
+        scored, scored_classes: images that the champion has as much of an advantage on as the candidate: of a class
+            of which the champion held some out, those; of another one, those that both are trained on.
+    """
 
     replayed: Memory
     replayed_classes: NDArray[np.int64]
     held: Memory
     held_classes: NDArray[np.int64]
+    scored: Memory
+    scored_classes: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -79,16 +89,21 @@ def continual_settings(champion: Settings, epochs: int, seed: int, changes: dict
 def part_memory(memory: Memory, carried: Carried) -> Parted:
     """Hold one in five exemplars of every class out; those that a version before held out stay so."""
     held = memory.held.copy()
+    fair = np.zeros(len(held), dtype=bool)
     for index in range(len(carried.classes)):
         own = np.flatnonzero(carried.members == index)
         wanted = len(own) // _HELD_OF - int(held[own].sum())
         if wanted > 0:
-            # Those of people first: only their word is a truth to score against.
-            order = own[~held[own]][np.argsort(~memory.labelled[own][~held[own]], kind="stable")]
-            held[order[_HELD_OF - 1 :: _HELD_OF][:wanted]] = True
+            # Those of people, if there are enough to train on too: only their word is a truth to score against.
+            free = own[~held[own]]
+            told = free[memory.labelled[free]]
+            free = told if len(told) >= 2 * wanted else free
+            held[free[np.arange(wanted) * len(free) // wanted]] = True
+        fair[own] = memory.held[own] if memory.held[own].any() else ~held[own]
     known = carried.members >= 0
-    back, out = known & ~held, known & held
-    return Parted(memory.rows(back), carried.members[back], memory.rows(out), carried.members[out])
+    picked = (known & ~held, known & held, fair)
+    back, out, scored = ((memory.rows(rows), carried.members[rows]) for rows in picked)
+    return Parted(*back, *out, *scored)
 
 
 def join_catalog(fresh: Catalog, classes: list[str], parted: Parted) -> Catalog:

@@ -1,4 +1,4 @@
-"""What a candidate changes: measured on held-out images and on the new photos, and told class by class."""
+"""What a candidate changes: measured on remembered images and on the new photos, and told class by class."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def measure(
     world: World,
     beside: HeldOut | None,
 ) -> Measured:
-    """Champion and candidate on the held-out images and the new photos.
+    """Champion and candidate on the remembered and held-out images and the new photos.
 
     Args:
         opinion: the champion's, of all images of the catalog.
         beside: pixels [H, 3, S, S] and class of images that a person holds out beside the memory's.
     """
     old, total = len(carried.classes), len(trained.records)
-    tokens = [torch.from_numpy(parted.held.tokens).float()]
-    truth = parted.held_classes
+    tokens = [torch.from_numpy(parted.scored.tokens).float()]
+    truth = parted.scored_classes
     if beside is not None:
         with torch.no_grad():
             for start in range(0, len(beside[0]), 32):
@@ -132,7 +132,6 @@ def describe_changes(
          "now": found.names[told[row]], "now_confidence": round(float(sure[row]), 4)}
         for row in moved[:_MOST_DISAGREEMENTS]
     ]  # fmt: skip
-    mixture = growth.mixture
     return {
         "parent": parent,
         "photos": {
@@ -141,9 +140,8 @@ def describe_changes(
         },
         "classes": {"known": old, "new": len(records) - old},
         "estimate": {
-            "classes": growth.classes, "by_size": round(growth.by_size, 2), "by_structure": growth.by_structure,
-            "unknown_share": round(mixture.share, 4) if mixture is not None else None,
-            "error": round(mixture.error, 4) if mixture is not None else None,
+            "classes": growth.classes, "by_size": round(growth.by_size, 2),
+            "unknown_share": round(growth.unknown.share, 4), "error": round(growth.unknown.error, 4),
         },
         "appeared": appeared,
         "grew": grew,
@@ -158,8 +156,8 @@ def describe_changes(
 
 
 def _forgotten(found: Measured, records: list[Any]) -> list[dict[str, Any]]:
-    """Known classes of whose held-out images fewer are right than before."""
-    before, after, truth = found.held
+    """Known classes of whose remembered and held-out images fewer are right than before."""
+    before, after, truth = found.remembered
     lost = []
     for record in records:
         own = truth == record.index

@@ -19,9 +19,9 @@ class Margins:
     """How far a candidate may fall behind, as shares.
 
     Attributes:
-        forgetting: accuracy of known classes on held-out images.
+        forgetting: accuracy of known classes on remembered and held-out images.
         disagreement: images that the champion was sure of and the candidate puts elsewhere.
-        calibration: expected calibration error above the champion's, on the held-out images.
+        calibration: expected calibration error above the champion's, on the same images.
         stability: what each new class must reach over two clusterings.
         few: images of a measure below which one image more may be wrong than its margin allows.
     """
@@ -53,7 +53,8 @@ class Measured:
     """Answers of champion and candidate over the same columns, the classes that both know and the new ones.
 
     Attributes:
-        held: [H, C] champion's and candidate's probabilities of the held-out images, and their class [H].
+        remembered: [H, C] champion's and candidate's probabilities of images that neither or both trained on, and their
+            class [H].
         seen: [n, C] the same of the new photos; a column that the champion lacks is 0.
         novel: [n] whether the champion called a photo novel.
         stability: of each new class.
@@ -61,7 +62,7 @@ class Measured:
         old: number of classes that the champion knows.
     """
 
-    held: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
+    remembered: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
     seen: tuple[NDArray[np.float32], NDArray[np.float32]]
     novel: NDArray[np.bool_]
     stability: list[float]
@@ -71,7 +72,7 @@ class Measured:
 
 def judge(found: Measured, margins: Margins) -> list[Check]:
     """Every check; the candidate may be promoted if all passed."""
-    before, after, truth = found.held
+    before, after, truth = found.remembered
     checks = []
     if len(truth):
         first, second = ((each.argmax(axis=1) == truth) for each in (before, after))
@@ -79,7 +80,7 @@ def judge(found: Measured, margins: Margins) -> list[Check]:
         limit = _lenient(margins.forgetting, len(truth), margins.few)
         checks.append(
             Check("old classes", drop, limit, drop <= limit,
-                  f"held-out images of known classes: {100 * first.mean():.1f}% right before, "
+                  f"remembered images of known classes: {100 * first.mean():.1f}% right before, "
                   f"{100 * second.mean():.1f}% now, of {len(truth)}")
         )  # fmt: skip
         moved = calibration_error(after, truth) - calibration_error(before, truth)
@@ -112,8 +113,8 @@ def calibration_error(probabilities: NDArray[np.float32], truth: NDArray[np.int6
 
 
 def _agreement(found: Measured, margins: Margins) -> list[Check]:
-    before = np.concatenate([found.held[0], found.seen[0][~found.novel]])
-    after = np.concatenate([found.held[1], found.seen[1][~found.novel]])
+    before = np.concatenate([found.remembered[0], found.seen[0][~found.novel]])
+    after = np.concatenate([found.remembered[1], found.seen[1][~found.novel]])
     sure = before.max(axis=1) >= SURE
     if not sure.any():
         return []

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from partgcd.config.tree import Settings
 from partgcd.discovery.predict import PartModel, predict
 from partgcd.export.bundle import BANK, EXEMPLARS, WEIGHTS, Bundle, read_tensors
-from partgcd.export.novelty import RatioScale, log_ratio, novelty
+from partgcd.export.novelty import RatioScale, joint_features, log_ratio, novelty
 from partgcd.export.source import rebuild
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.projection import project
@@ -83,11 +83,6 @@ class Opinion:
     def joint(self) -> Tensor:
         """What images are clustered by, [N, F] unit norm."""
         return joint_features(self.cls, self.part)
-
-
-def joint_features(cls: Tensor, part: Tensor | None) -> Tensor:
-    """Class tokens and part features [N, D], both of unit norm, side by side: [N, F] of unit norm."""
-    return cls if part is None else normalize(torch.cat([cls, 0.5 * part], dim=1), dim=1)
 
 
 def recall(bundle: Bundle, weights: Path | None = None) -> Known:

@@ -40,7 +40,7 @@ from partgcd.continual.growth import SMALLEST, Growth, find_growth, unknown_shar
 from partgcd.continual.identity import fold, read_log
 from partgcd.continual.intake import Arrivals, empty_pictures, labelled_entries, look_through
 from partgcd.continual.overlay import overlay_of
-from partgcd.continual.recall import ask, recall
+from partgcd.continual.recall import Opinion, ask, recall
 from partgcd.continual.registry import Registry, Version
 from partgcd.continual.schedule import KEPT
 from partgcd.data.catalog import Catalog
@@ -50,7 +50,7 @@ from partgcd.data.pixels import PixelStore
 from partgcd.discovery.setup import ground, stopping_ticker
 from partgcd.export.bundle import EXEMPLARS, MANIFEST, open_bundle, read_tensors
 from partgcd.export.export import export_run
-from partgcd.export.novelty import surprise
+from partgcd.export.novelty import remoteness
 from partgcd.run.device import pick_device
 from partgcd.run.files import read_json, write_json
 from partgcd.run.folder import RunFolder
@@ -189,7 +189,14 @@ def _attempt(
         )  # fmt: skip
         new = catalog.labels < 0
         growth = _growth(
-            request, known_surprise(bundle), opinion, catalog, carried.classes, new, settings.seed
+            request,
+            read_tensors(bundle, EXEMPLARS).get("remoteness.familiar"),
+            opinion,
+            exemplars.joint[torch.from_numpy(~memory.held)],
+            catalog,
+            carried.classes,
+            new,
+            settings.seed,
         )
         unfamiliar = int((opinion.novelty.numpy()[new] > bundle.manifest.novelty.threshold).sum())
         if growth.classes == 0:
@@ -235,6 +242,8 @@ def _attempt(
     registry.point("candidate", version.number, "rediscovered")
     added = len(trained.records) - len(carried.classes)
     told = f"version {version.number}: {added} new classes in {int(new.sum())} new photos"
+    if added < growth.classes:
+        told += f" ({growth.classes} were sought, the others ended with fewer than {SMALLEST} photos)"
     if promoted:
         registry.promote(str(version.number), "passed the gate" if passed else "asked for")
         return Outcome(0, f"{told}, promoted", version.number, added, checks)
@@ -243,29 +252,22 @@ def _attempt(
     return Outcome(KEPT, f"{told}, kept as candidate and not promoted: {why}", version.number, added, checks)
 
 
-def known_surprise(bundle: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """The quantiles of surprise that a bundle keeps; None in one made by an older program."""
-    found = read_tensors(bundle, EXEMPLARS)
-    if "surprise.familiar" not in found:
-        return None
-    return found["surprise.familiar"], found["surprise.left_out"]
-
-
 def _growth(
     request: Request,
-    kept: tuple[NDArray[np.float32], NDArray[np.float32]] | None,
-    opinion: Any,
+    familiar: NDArray[np.float32] | None,
+    opinion: Opinion,
+    remembered: torch.Tensor,
     catalog: Catalog,
     classes: list[Any],
     new: NDArray[np.bool_],
     seed: int,
 ) -> Growth:
-    if kept is None:
+    if familiar is None:
         raise UserError("the champion was exported by an older program: export its run again and add it", 1)
-    mixture = unknown_share(surprise(opinion.fused).numpy()[new], *kept)
+    share = unknown_share(remoteness(opinion.joint[torch.from_numpy(new)], remembered).numpy(), familiar)
     sizes = [entry.labelled + entry.assigned for entry in classes]
     return find_growth(
-        opinion.joint.numpy(), catalog.labels, len(classes), mixture, float(np.median(sizes)), _MOST_NEW, seed,
+        opinion.joint.numpy(), catalog.labels, len(classes), share, float(np.median(sizes)), _MOST_NEW, seed,
         request.classes,
     )  # fmt: skip
 
@@ -365,9 +367,7 @@ def _tokens(values: NDArray[np.float16]) -> torch.Tensor:
 
 
 def _share(growth: Growth) -> str:
-    if growth.mixture is None:
-        return ""
-    low, high = (growth.mixture.share + side * 2 * growth.mixture.error for side in (-1, 1))
+    low, high = (growth.unknown.share + side * 2 * growth.unknown.error for side in (-1, 1))
     return f"; unknown classes have {100 * max(low, 0):.0f} to {100 * min(high, 1):.0f}% of them"
 
 

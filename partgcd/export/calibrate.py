@@ -15,9 +15,7 @@ from partgcd.export.novelty import (
     RatioScale,
     fit_scale,
     left_out_ratios,
-    left_out_surprise,
     novelty,
-    surprise,
     threshold,
 )
 from partgcd.export.source import Source
@@ -41,7 +39,6 @@ class Calibration:
         threshold, unlabelled: of the novelty score, and how many images it was set on.
         agreement: share of unlabelled images that get the class the run gave them.
         margin: [M] difference of the class head's two best probabilities.
-        surprise: quantiles of `novelty.surprise` and `novelty.left_out_surprise` over the unlabelled images.
     """
 
     rows: NDArray[np.int64]
@@ -50,7 +47,6 @@ class Calibration:
     unlabelled: int
     agreement: float
     margin: NDArray[np.float32]
-    surprise: tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 @torch.no_grad()
@@ -88,19 +84,11 @@ def calibrate(source: Source, progress: Callable[[str, int, int], None]) -> Cali
     if not unlabelled.any():  # a sample of a run with hardly any
         unlabelled[:] = True
     scores = novelty(probabilities, ratio, scale).numpy()
-    told = probabilities[torch.from_numpy(unlabelled)]
     agreement = (predicted.numpy() == source.predicted[rows])[unlabelled].mean()
     return Calibration(
         rows, scale, threshold(scores[unlabelled]), int(unlabelled.sum()), float(agreement),
         (top[:, 0] - top[:, 1]).numpy(),
-        (_quantiles(surprise(told)), _quantiles(left_out_surprise(told))),
     )  # fmt: skip
-
-
-def _quantiles(values: Tensor) -> NDArray[np.float32]:
-    """101 quantiles, from the least to the largest."""
-    found: NDArray[np.float32] = np.quantile(values.numpy(), np.linspace(0, 1, 101)).astype(np.float32)
-    return found
 
 
 def _candidates(source: Source, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

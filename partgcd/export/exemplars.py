@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save
 from torch.nn.functional import normalize
 
 from partgcd.export.bundle import EXEMPLARS, THUMBNAILS
+from partgcd.export.novelty import joint_features, remoteness
 from partgcd.export.source import Source
 from partgcd.run.files import write_bytes
 
@@ -67,15 +68,32 @@ def exemplar_tensors(source: Source) -> tuple[dict[str, NDArray[np.generic]], ND
     return {**found, "seen": np.unique(seen)}, rows
 
 
-def write_exemplars(
-    folder: Path, source: Source, surprise: tuple[NDArray[np.float32], NDArray[np.float32]], pictures: bool
-) -> int:
-    """Write exemplars.safetensors and, with ``pictures``, thumbnails; the largest number a class is returned.
+def familiar_remoteness(source: Source, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """101 quantiles of `novelty.remoteness` from the exemplars ``rows`` over the run's unlabelled images.
 
-    ``surprise``: quantiles of how sure the model is of images of known classes, and of ones it does not know.
+    Labelled images are nearer to each other than new ones ever are; they count only where there are no others.
     """
+    stored = load_file(source.run.features)
+    cls, part = (
+        normalize(torch.from_numpy(stored[name].astype(np.float32)), dim=1) if name in stored else None
+        for name in ("cls", "part")
+    )
+    assert cls is not None
+    features = joint_features(cls, part)
+    asked = np.flatnonzero(source.seeable & ~source.catalog.labelled)
+    if len(asked) == 0:
+        asked = np.arange(len(features))
+    place = np.full(len(features), -1, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    found = remoteness(features[asked], features[rows], torch.from_numpy(place[asked]))
+    quantiles: NDArray[np.float32] = np.quantile(found.numpy(), np.linspace(0, 1, 101)).astype(np.float32)
+    return quantiles
+
+
+def write_exemplars(folder: Path, source: Source, pictures: bool) -> int:
+    """Write exemplars.safetensors and, with ``pictures``, thumbnails; the largest number a class is returned."""
     tensors, rows = exemplar_tensors(source)
-    tensors |= {"surprise.familiar": surprise[0], "surprise.left_out": surprise[1]}
+    tensors["remoteness.familiar"] = familiar_remoteness(source, rows)
     write_bytes(
         folder / EXEMPLARS, save({name: np.ascontiguousarray(value) for name, value in tensors.items()})
     )

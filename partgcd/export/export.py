@@ -85,7 +85,7 @@ def export_run(
             projection = ProjectionEntry(
                 dims=source.parts.projection.dims, sha256=_digest(list(space.values()))
             )
-        per_class = write_exemplars(folder, source, found.surprise, with_images)
+        per_class = write_exemplars(folder, source, with_images)
         stored = {INPUT: made.inputs, **{f"expected.{name}": value for name, value in made.answers.items()}}
         write_bytes(
             folder / files.PARITY,

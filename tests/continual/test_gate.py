@@ -57,7 +57,7 @@ def test_overconfidence_fails() -> None:
     truth = [0, 1] * 60
     shaky = sure(truth, confidence=0.6)
     found = measured(truth, truth, [0], [0])
-    assert failed(replace(found, held=(sure(truth), shaky, np.array(truth)))) == {"calibration"}
+    assert failed(replace(found, remembered=(sure(truth), shaky, np.array(truth)))) == {"calibration"}
 
 
 def test_an_unstable_new_class_fails_by_name() -> None:
@@ -70,7 +70,7 @@ def test_nothing_held_out_and_nothing_sure_leaves_the_new_classes() -> None:
     none = np.zeros((0, 4), np.float32)
     found = replace(
         measured([0], [0], [0], [0]),
-        held=(none, none, np.zeros(0, int)),
+        remembered=(none, none, np.zeros(0, int)),
         seen=(sure([0], confidence=0.5), sure([0])),
     )
     assert [check.name for check in judge(found, Margins())] == ["new class", "new class"]

@@ -6,7 +6,16 @@ import torch
 
 from partgcd.config.tree import PartSettings
 from partgcd.discovery.predict import PartModel
-from partgcd.export.novelty import fit_scale, left_out_ratios, log_ratio, novelty, threshold
+from partgcd.export.novelty import (
+    NEAREST,
+    fit_scale,
+    joint_features,
+    left_out_ratios,
+    log_ratio,
+    novelty,
+    remoteness,
+    threshold,
+)
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.mixture import Mixture
 from partgcd.parts.projection import Projection
@@ -118,3 +127,30 @@ def test_at_most_the_stated_share_lies_above_the_threshold(count: int) -> None:
     scores = np.random.default_rng(0).normal(size=count)
     above = float((scores > threshold(scores, 0.05)).mean())
     assert above <= 0.05 and (count < 100 or above > 0.04)
+
+
+def test_remoteness_is_one_minus_the_mean_cosine_to_the_nearest() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features, remembered = (
+        torch.nn.functional.normalize(torch.randn(count, 8, generator=generator), dim=1)
+        for count in (1100, 9)
+    )
+    cosine = features @ remembered.T
+    expected = 1 - cosine.sort(dim=1, descending=True).values[:, :NEAREST].mean(dim=1)
+    assert torch.allclose(remoteness(features, remembered), expected, atol=1e-6)
+    own = torch.full((9,), -1)
+    own[4] = 4
+    found = remoteness(remembered, remembered, own)
+    others = torch.cat([remembered[:4], remembered[5:]])
+    assert float(found[4]) == pytest.approx(float(remoteness(remembered[4:5], others)[0]), abs=1e-6)
+    assert found[4] > remoteness(remembered, remembered)[4], "an image is not its own company"
+    assert remoteness(features[:0], remembered).shape == (0,)
+    assert torch.isfinite(remoteness(features, remembered[:1])).all()
+
+
+def test_class_token_and_part_stand_side_by_side() -> None:
+    cls, part = torch.eye(3), torch.eye(3)
+    joint = joint_features(cls, part)
+    assert joint.shape == (3, 6) and torch.allclose(joint.norm(dim=1), torch.ones(3))
+    assert torch.allclose(joint[:, 3:], joint[:, :3] / 2)
+    assert joint_features(cls, None) is cls

@@ -15,7 +15,8 @@ def image(row: int, **more: Any) -> dict[str, Any]:
 @pytest.fixture
 def changes() -> dict[str, Any]:
     return {
-        "parent": 3, "classes": {"known": 2, "new": 1}, "passed": False, "seconds": 12.5, "moved": 1,
+        "parent": 3, "classes": {"known": 2, "new": 1}, "estimate": {"classes": 2}, "passed": False,
+        "seconds": 12.5, "moved": 1,
         "photos": {"new": 9, "seen": 1, "copies": 2, "broken": 3, "unfamiliar": 4, "replayed": 5},
         "checks": [{"name": "agreement", "value": 0.2, "limit": 0.05, "passed": False, "told": "20% moved"}],
         "appeared": [{"id": "c-9", "name": "new-01 near <b>ash</b>", "photos": 4, "stability": 0.8,
@@ -44,6 +45,7 @@ def test_the_page_tells_what_changed_and_shows_it(changes: dict[str, Any]) -> No
         "80.0%",
         "c-7",
         "birch",
+        "2 were sought",
     ):
         assert words in page
     assert "<b>ash</b>" not in page and "&lt;b&gt;ash&lt;/b&gt;" in page, "names are text, never markup"

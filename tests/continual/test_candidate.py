@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from partgcd.continual.candidate import Parted, part_memory
+from partgcd.continual.carry import Carried
+from partgcd.continual.recall import Memory
+from partgcd.export.manifest import ClassEntry
+
+
+def parted(held: NDArray[np.bool_], classes: int = 2, each: int = 10) -> Parted:
+    """A memory of ``each`` images a class, the last third of which no person labelled."""
+    count = classes * each
+    members = np.repeat(np.arange(classes), each)
+    memory = Memory(
+        np.arange(count, dtype=np.uint64), members, np.arange(count) % each < each * 2 // 3,
+        np.zeros((count, 1, 1), np.float16), held, np.arange(count, dtype=np.uint64),
+    )  # fmt: skip
+    entries = [ClassEntry.model_construct(index=index, id=f"c-{index}") for index in range(classes)]
+    return part_memory(memory, Carried(entries, members, list(range(classes)), []))
+
+
+def test_one_in_five_is_held_out_for_ever() -> None:
+    first = parted(np.zeros(20, bool))
+    assert np.bincount(first.held_classes).tolist() == [2, 2]
+    assert first.held.labelled.all()
+    assert not set(first.held.keys.tolist()) & set(first.replayed.keys.tolist())
+    again = parted(np.isin(np.arange(20), first.held.keys))
+    assert again.held.keys.tolist() == first.held.keys.tolist()
+
+
+@pytest.mark.parametrize("held_before", [[], [3], [3, 14]])
+def test_champion_and_candidate_are_compared_on_what_neither_or_both_trained_on(
+    held_before: list[int],
+) -> None:
+    before = np.isin(np.arange(20), held_before)
+    found = parted(before)
+    for index in range(2):
+        scored = set(found.scored.keys[found.scored_classes == index].tolist())
+        unknown = {key for key in held_before if key // 10 == index}
+        both_know = set(found.replayed.keys[found.replayed_classes == index].tolist())
+        assert scored == (unknown or both_know)
