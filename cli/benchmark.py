@@ -21,7 +21,7 @@ benchmark = typer.Typer(
 )
 
 
-@benchmark.command("quality")
+@benchmark.command("quality", short_help="Run what has no result yet and print the table.")
 def quality(
     photos: Annotated[
         Path | None, typer.Option(help="Folder of data sets; the variable PARTGCD_PHOTOS if not given.")
@@ -91,7 +91,7 @@ def table(
     _print(read, read.chosen(block, method), out)
 
 
-@benchmark.command("continual")
+@benchmark.command("continual", short_help="Simulate lives: a first stage, then arrivals.")
 def continual(
     photos: Annotated[
         Path | None, typer.Option(help="Folder of data sets; the variable PARTGCD_PHOTOS if not given.")

@@ -82,7 +82,7 @@ def note(
     typer.echo(f"noted about {write(Registry(path), name, text)['id']}")
 
 
-@classes.command("merge")
+@classes.command("merge", short_help="Make two classes one; the older id survives.")
 def merge(path: _R, one: _CLASS, other: _CLASS) -> None:
     """Make two classes one: the older id survives, probabilities are summed from now on.
 
@@ -95,7 +95,7 @@ def merge(path: _R, one: _CLASS, other: _CLASS) -> None:
     typer.echo(f"{done['id']} is merged into {done['into']}; partgcd classes undo {path} takes it back")
 
 
-@classes.command("split")
+@classes.command("split", short_help="Make a class two by how its images fall apart.")
 def split(path: _R, name: _CLASS) -> None:
     """Make a class two by how its exemplars fall apart; it retires, its children have new ids.
 

@@ -61,7 +61,7 @@ def export(
         typer.echo(f"{precision} changed the class of {100 * share:.1f}% of {images} images")
 
 
-@bundle.command("check")
+@bundle.command("check", short_help="Verify every file of a bundle and its graph.")
 def check(
     path: Annotated[Path, typer.Argument(help="The bundle's folder.")],
 ) -> None:

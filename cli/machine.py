@@ -9,7 +9,7 @@ import typer
 weights = typer.Typer(help="Weights that need no hub.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@weights.command("fetch")
+@weights.command("fetch", short_help="Download offline weights and check them.")
 def fetch(
     names: Annotated[
         list[str] | None, typer.Argument(help="offline/... names; all of them if none is given.")

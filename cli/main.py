@@ -46,23 +46,29 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
         raise typer.Exit
 
 
-app.command("inspect")(images.inspect)
-app.command("train")(train.train)
-app.command("evaluate")(results.evaluate)
-app.command("report")(results.report)
-app.command("export")(export.export)
+app.command("inspect", short_help="Print what is in --data: images, labels, broken files.")(images.inspect)
+app.command("train", short_help="Find the categories in --data, old and new.")(train.train)
+app.command("evaluate", short_help="Score a finished run against the truth.")(results.evaluate)
+app.command("report", short_help="Write the report of a finished run as one HTML file.")(results.report)
+app.command("export", short_help="Write a finished run as a bundle that needs no torch.")(export.export)
 app.add_typer(export.bundle, name="bundle")
 app.add_typer(runs.runs, name="runs")
 app.command("classify")(classify.classify)
 app.command("serve")(serve.serve)
-app.command("ask")(ask.ask)
-app.command("rediscover")(rediscover.rediscover)
-app.add_typer(registry.registry, name="registry")
-app.add_typer(classes.classes, name="classes")
-app.command("demo")(images.demo)
-app.command("doctor")(machine.doctor)
+app.command("ask", short_help="Put images into the categories of a running server.")(ask.ask)
+app.command("rediscover", short_help="Train a next version where new photos bring new classes.")(
+    rediscover.rediscover
+)
+app.add_typer(registry.registry, name="registry", short_help="Versions of a model, and their aliases.")
+app.add_typer(classes.classes, name="classes", short_help="Names, merges and splits of a registry's classes.")
+app.command("demo", short_help="Draw a small field guide and find its categories.")(images.demo)
+app.command("doctor", short_help="Print versions, devices and weights; fail where they fall short.")(
+    machine.doctor
+)
 app.add_typer(machine.weights, name="weights")
-app.add_typer(benchmark.benchmark, name="benchmark")
+app.add_typer(
+    benchmark.benchmark, name="benchmark", short_help="Measure quality over data sets, methods and seeds."
+)
 
 
 def main() -> None:

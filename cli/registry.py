@@ -29,7 +29,7 @@ def init(path: _R) -> None:
     typer.echo(f"registry in {path}; next: partgcd registry add {path} BUNDLE --alias champion")
 
 
-@registry.command("add")
+@registry.command("add", short_help="Add a bundle as the next version.")
 def add(
     path: _R,
     bundle: Annotated[Path, typer.Argument(help="A bundle; it is copied in.", show_default=False)],
@@ -84,7 +84,7 @@ def list_versions(path: _R, form: _FORMAT = "table") -> None:
     print_rows(rows, form, ["version", "alias", "classes", "parent", "added", "bundle", "note"])
 
 
-@registry.command("show")
+@registry.command("show", short_help="Print where a version lies and where it comes from.")
 def show(
     path: _R,
     version: Annotated[str, typer.Argument(help="A number, or champion, candidate, previous.")] = "champion",
@@ -105,7 +105,7 @@ def show(
     typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
 
 
-@registry.command("promote")
+@registry.command("promote", short_help="Make a version the champion, in one step.")
 def promote(
     path: _R,
     version: Annotated[str, typer.Argument(help="A number or an alias.")] = "candidate",
@@ -133,7 +133,7 @@ def rollback(path: _R) -> None:
     typer.echo(f"version {found.number} is the champion again")
 
 
-@registry.command("verify")
+@registry.command("verify", short_help="Check every byte of every version.")
 def verify(path: _R) -> None:
     """Check every byte of every version, the aliases and the log of classes. Exit code 1 if anything is wrong.
 

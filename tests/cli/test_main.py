@@ -36,6 +36,15 @@ def test_help_names_every_command_and_where_to_start(partgcd: Partgcd) -> None:
     assert "Start with" in answer.out
 
 
+@pytest.mark.parametrize("group", ["", "bundle", "runs", "registry", "classes", "weights", "benchmark"])
+def test_every_command_says_in_one_whole_line_what_it_does(
+    partgcd: Partgcd, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = partgcd(*group.split(), "--help").out.partition("Commands:\n")[2].splitlines()
+    assert listed and not [line for line in listed if line.endswith("...")]
+
+
 @pytest.mark.parametrize("command", [*COMMANDS[:-1], "weights list", "weights fetch"])
 def test_every_command_has_help_with_an_example(partgcd: Partgcd, command: str) -> None:
     answer = partgcd(*command.split(), "--help")
