@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -29,6 +34,15 @@ def run(*words: object) -> str:
     return answer.stdout
 
 
+def script(name: str) -> Any:
+    """A script as a module."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
 def test_the_step_on_one_card_is_measured_against_a_plain_one(tmp_path: Path) -> None:
     run(FOLDER / "gpu_step.py", "--small", "--out", tmp_path / "found.json")
     found = json.loads((tmp_path / "found.json").read_text())
@@ -42,11 +56,7 @@ def test_the_step_on_one_card_is_measured_against_a_plain_one(tmp_path: Path) ->
 
 
 def test_workers_are_measured_and_their_exponents_fitted(tmp_path: Path) -> None:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import workers
-    finally:
-        sys.path.remove(str(FOLDER))
+    workers = script("workers")
     cases = workers.cases([1, 2], 10_000, False)
     assert len(set(cases)) == len(cases) and workers.Case(2, 10_000, 2000) in cases
     assert not any(case.images > 10_000 for case in cases)
@@ -61,3 +71,17 @@ def test_workers_are_measured_and_their_exponents_fitted(tmp_path: Path) -> None
         1.5,
         1,
     )
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_nudge_moves_every_weight_to_a_float_next_to_it(seed: int) -> None:
+    same_run = script("same_run")
+    before = [torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(30)]
+    after, again = ([value.clone() for value in before] for _ in range(2))
+    same_run.move(after, seed)
+    same_run.move(again, seed)
+    for old, new, repeated in zip(before, after, again, strict=True):
+        assert torch.equal(new, repeated)
+        up, down = (torch.nextafter(old, torch.full_like(old, side)) for side in (torch.inf, -torch.inf))
+        assert ((new == up) | (new == down)).all()
+        assert 0.2 < (new == up).float().mean() < 0.8

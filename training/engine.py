@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.train import CheckpointConfig, ControllerError, FailureConfig, RunConfig, ScalingConfig
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from partgcd.config.errors import UserError
@@ -89,7 +89,7 @@ def train_on_ray(
         try:
             for attempt in range(cluster.max_failures + 1):
                 ray.get(board.attempt.remote())
-                trainer = _trainer(run, settings, cluster, board, threads, cluster.max_failures - attempt)
+                trainer = _trainer(run, settings, cluster, board, threads)
                 error = _follow(trainer, board, asked, tell, on_epoch)
                 verdict, failure = ray.get(board.outcome.remote())
                 if verdict is not None and verdict.code == INTERRUPTED:
@@ -98,9 +98,7 @@ def train_on_ray(
                     raise UserError(verdict.message, verdict.code)
                 if error is None:
                     break
-                # The controller starts workers that die again, as often as they may; its own death, and theirs
-                # while they start, come this far.
-                again = isinstance(error, (RayError, ControllerError)) and attempt < cluster.max_failures
+                again = isinstance(error, (RayError, TrainingFailedError)) and attempt < cluster.max_failures
                 if not again:
                     raise RuntimeError(f"training on Ray failed: {failure or error}") from error
                 if cluster.address is None:
@@ -115,9 +113,12 @@ def train_on_ray(
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _trainer(
-    run: RunFolder, settings: Settings, cluster: Cluster, board: Any, threads: int, max_failures: int
-) -> TorchTrainer:
+def _trainer(run: RunFolder, settings: Settings, cluster: Cluster, board: Any, threads: int) -> TorchTrainer:
+    """One attempt: a worker's failure ends it, and so does its controller's.
+
+    Ray could start failed workers again by itself, but would do so after a user's error as well, which is told
+    only when all of them are up again.
+    """
     order = {
         "run": os.path.abspath(run.path),  # noqa: PTH100 - Path.absolute keeps '..'
         "board": board,
@@ -140,7 +141,7 @@ def _trainer(
         run_config=RunConfig(
             name=str(run.info()["id"]),
             storage_path=absolute(storage),
-            failure_config=failures(max_failures=max_failures, controller_failure_limit=max_failures),
+            failure_config=failures(max_failures=0, controller_failure_limit=0),
             checkpoint_config=CheckpointConfig(num_to_keep=settings.train.keep_checkpoints),
         ),
     )
@@ -177,7 +178,7 @@ def _follow(
         with suppress(RayError):
             verdict, _ = ray.get(board.outcome.remote())
             if verdict is not None and verdict.code != INTERRUPTED:
-                # Workers that start again are told so and end. Who closes Ray while the trainer still asks it
+                # The workers end, and the trainer after them. Who closes Ray while the trainer still asks it
                 # something has the whole process ended by Ray.
                 thread.join(_ENDING_S)
                 return None
