@@ -59,9 +59,12 @@ class Board:
         self._failure = self._failure or message
 
     def stop(self) -> bool:
-        """Ask all workers to stop at the next safe moment. Whether any has begun in this attempt."""
+        """Ask all workers to stop at the next safe moment. Whether any has begun in this attempt; else none will."""
         self._stop = True
-        return bool(self._told)
+        begun = bool(self._told)
+        if not begun:
+            self.judge("interrupted", INTERRUPTED)
+        return begun
 
     def outcome(self) -> tuple[Verdict | None, str]:
         """The verdict, and the first failure of the last attempt."""

@@ -30,7 +30,7 @@ from partgcd.training.worker import catch_sigterm, train_worker
 Tell = Callable[[str, int, int, str], None]
 
 _ENDING_S = 120.0
-"""How long a trainer whose run is refused may take to end."""
+"""How long a trainer whose run is refused, or stopped before it began, may take to end."""
 
 _PATIENCE_S = 12 * 3600
 """How long a collective may wait: rank 0 reads a large folder of photos while the others do."""
@@ -173,8 +173,9 @@ def _follow(
         alive = thread.is_alive()
         if asked.is_set() and not passed_on:
             passed_on = True
-            if not ray.get(board.stop.remote()):
-                raise Interrupted  # nobody has begun, so there is nothing to save
+            if not ray.get(board.stop.remote()):  # nobody has begun, so there is nothing to save
+                thread.join(_ENDING_S)
+                raise Interrupted
         with suppress(RayError):
             verdict, _ = ray.get(board.outcome.remote())
             if verdict is not None and verdict.code != INTERRUPTED:

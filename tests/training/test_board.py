@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from partgcd.training.board import Board, Verdict, whole_progress
+from partgcd.training.board import INTERRUPTED, Board, Verdict, whole_progress
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,19 @@ def test_a_board_passes_on_what_it_is_told_once() -> None:
     assert board.read()[1] == []
 
 
-def test_a_stop_reaches_workers_with_their_next_word_and_says_whether_there_are_any() -> None:
+def test_a_stop_reaches_workers_with_their_next_word() -> None:
     board = Board()
-    assert not board.stop()
     board.begin(1)
     assert board.stop() and board.tell(1, ("trunk", 0, 1, ""))
+    assert board.begin(0) is None, "who comes late saves with the others"
+
+
+def test_a_stop_before_any_worker_began_keeps_them_from_it() -> None:
+    board = Board()
+    board.begin(1)
     board.attempt()
     assert not board.stop()
+    assert board.begin(0) == Verdict("interrupted", INTERRUPTED) == board.outcome()[0]
 
 
 def test_the_first_verdict_and_the_first_failure_count() -> None:
