@@ -283,6 +283,15 @@ def _entries(version: Version) -> list[ClassEntry]:
     return parse_manifest((version.bundle / "manifest.json").read_bytes()).classes
 
 
+def first_sizes(registry: Registry) -> dict[str, int]:
+    """Images, labelled and assigned, that each class had in the first version that knew it."""
+    sizes: dict[str, int] = {}
+    for version in registry.versions():
+        for entry in _entries(version):
+            sizes.setdefault(entry.id, entry.labelled + entry.assigned)
+    return sizes
+
+
 def _first_seen(versions: list[Version]) -> tuple[dict[str, tuple[int, int]], dict[str, ClassEntry]]:
     """(version, column) that every class first had, and its newest entry."""
     first: dict[str, tuple[int, int]] = {}

@@ -4,9 +4,9 @@ Single images of new classes are hard to tell: a model that knows eight birds is
 there are among n photos is not. The bundle keeps how far images of known classes are from the remembered ones; the
 share of new photos that are farther, above what that tells, is the share of unknown classes (the null proportion of
 Storey, 2002, with the tail of known classes for a p-value). It is a lower bound: images of unknown classes that lie as
-near as known ones are not counted. The number of classes is that of the new images over the size that classes have
-had so far; clusterings of so few images, whose features were made to tell other classes, say less (silhouette and BIC
-were tried: both mostly answer 2).
+near as known ones are not counted. The number of classes is that of the new images over the size that classes had
+when they came; clusterings of so few images, whose features were made to tell other classes, say less (silhouette and
+BIC were tried: both mostly answer 2).
 
 Letters: N images, n of them new photos, F dimensions of a feature, k new classes.
 """
@@ -14,6 +14,7 @@ Letters: N images, n of them new photos, F dimensions of a feature, k new classe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,22 +61,35 @@ class Growth:
     by_size: float
 
 
-def unknown_share(remote: NDArray[np.floating], familiar: NDArray[np.floating]) -> Unknown:
+def unknown_share(
+    remote: NDArray[np.floating], kind: NDArray[np.integer], familiar: Sequence[NDArray[np.floating]]
+) -> Unknown:
     """The share of unknown classes among n photos.
 
     Args:
         remote: [n] of each photo, `novelty.remoteness`.
-        familiar: quantiles, ascending, of the same at images of known classes.
+        kind: [n] kind of the class that it is nearest to, an index of ``familiar``.
+        familiar: of each kind quantiles, ascending, of the same at images of known classes.
     """
-    order = np.linspace(0.0, 1.0, len(familiar))
-    p = 1.0 - np.interp(remote, familiar, order)
+    total, variance = 0.0, 0.0
+    for index, quantiles in enumerate(familiar):
+        own = remote[kind == index]
+        if len(own):
+            share, error = _share(own, quantiles)
+            total += share * len(own)
+            variance += (error * len(own)) ** 2
+    return Unknown(total / len(remote), math.sqrt(variance) / len(remote))
+
+
+def _share(remote: NDArray[np.floating], familiar: NDArray[np.floating]) -> tuple[float, float]:
+    """The share of one kind, and its standard error."""
+    p = 1.0 - np.interp(remote, familiar, np.linspace(0.0, 1.0, len(familiar)))
     known = np.array([(p > tail).mean() / (1 - tail) for tail in _TAILS])
     share = float(np.clip(1.0 - known, 0.0, 1.0).mean())
     middle = _TAILS[len(_TAILS) // 2]
     above = min(max((1 - share) * (1 - middle), 1 / len(p)), 1.0)
     # Of a count of photos above one tail; half a photo keeps a share of 0 from being certain.
-    error = math.sqrt((above * (1 - above) + 0.25 / len(p)) / len(p)) / (1 - middle)
-    return Unknown(share, error)
+    return share, math.sqrt((above * (1 - above) + 0.25 / len(p)) / len(p)) / (1 - middle)
 
 
 def find_growth(
@@ -94,7 +108,7 @@ def find_growth(
         features: [N, F] unit norm; new photos are those without a label.
         labels: [N] class index of remembered images, -1 for new photos.
         old: number of known classes.
-        typical: images that a class has.
+        typical: images that a class had when it came.
         largest: no more than this.
         asked: the number, if a person gave it.
     """

@@ -32,15 +32,15 @@ from partgcd.continual.candidate import (
     train,
     warm_start,
 )
-from partgcd.continual.carry import carried_classes
+from partgcd.continual.carry import Carried, carried_classes
 from partgcd.continual.changes import describe_changes, measure
-from partgcd.continual.classes import list_classes
+from partgcd.continual.classes import first_sizes, list_classes
 from partgcd.continual.gate import Check, Margins, judge
 from partgcd.continual.growth import SMALLEST, Growth, find_growth, unknown_share
 from partgcd.continual.identity import fold, read_log
 from partgcd.continual.intake import Arrivals, empty_pictures, labelled_entries, look_through
 from partgcd.continual.overlay import overlay_of
-from partgcd.continual.recall import Opinion, ask, recall
+from partgcd.continual.recall import Known, Opinion, ask, recall
 from partgcd.continual.registry import Registry, Version
 from partgcd.continual.schedule import KEPT
 from partgcd.data.catalog import Catalog
@@ -188,16 +188,7 @@ def _attempt(
             stopping_ticker(world, "champion's opinion"),
         )  # fmt: skip
         new = catalog.labels < 0
-        growth = _growth(
-            request,
-            read_tensors(bundle, EXEMPLARS).get("remoteness.familiar"),
-            opinion,
-            exemplars.joint[torch.from_numpy(~memory.held)],
-            catalog,
-            carried.classes,
-            new,
-            settings.seed,
-        )
+        growth = _growth(request, registry, opinion, exemplars, known, carried, catalog, settings.seed)
         unfamiliar = int((opinion.novelty.numpy()[new] > bundle.manifest.novelty.threshold).sum())
         if growth.classes == 0:
             return Outcome(
@@ -254,22 +245,40 @@ def _attempt(
 
 def _growth(
     request: Request,
-    familiar: NDArray[np.float32] | None,
+    registry: Registry,
     opinion: Opinion,
-    remembered: torch.Tensor,
+    exemplars: Opinion,
+    known: Known,
+    carried: Carried,
     catalog: Catalog,
-    classes: list[Any],
-    new: NDArray[np.bool_],
     seed: int,
 ) -> Growth:
-    if familiar is None:
+    kept = read_tensors(known.bundle, EXEMPLARS)
+    if "remoteness.old" not in kept:
         raise UserError("the champion was exported by an older program: export its run again and add it", 1)
-    share = unknown_share(remoteness(opinion.joint[torch.from_numpy(new)], remembered).numpy(), familiar)
-    sizes = [entry.labelled + entry.assigned for entry in classes]
-    return find_growth(
-        opinion.joint.numpy(), catalog.labels, len(classes), share, float(np.median(sizes)), _MOST_NEW, seed,
-        request.classes,
+    new, there = catalog.labels < 0, ~known.memory.held
+    remote, nearest = remoteness(
+        opinion.joint[torch.from_numpy(new)], exemplars.joint[torch.from_numpy(there)]
+    )
+    discovered = np.array([entry.kind != "old" for entry in known.bundle.manifest.classes])
+    share = unknown_share(
+        remote.numpy(), discovered[known.memory.classes[there][nearest.numpy()]].astype(np.int64),
+        [kept["remoteness.old"], kept["remoteness.discovered"]],
     )  # fmt: skip
+    sizes = first_sizes(registry)
+    typical = float(
+        np.median([sizes.get(entry.id, entry.labelled + entry.assigned) for entry in carried.classes])
+    )
+    return find_growth(
+        opinion.joint.numpy(),
+        catalog.labels,
+        len(carried.classes),
+        share,
+        typical,
+        _MOST_NEW,
+        seed,
+        request.classes,
+    )
 
 
 def _ingest(

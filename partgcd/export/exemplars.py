@@ -23,6 +23,8 @@ PER_CLASS = 20
 _TOKEN_BYTES = 200_000_000
 """Largest size of all frozen tokens; with more classes than fit, a class keeps fewer exemplars."""
 
+_FEWEST = 30  # images whose distances say what is usual for their kind of class
+
 _SIDE, _QUALITY = 112, 80
 
 
@@ -68,10 +70,14 @@ def exemplar_tensors(source: Source) -> tuple[dict[str, NDArray[np.generic]], ND
     return {**found, "seen": np.unique(seen)}, rows
 
 
-def familiar_remoteness(source: Source, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """101 quantiles of `novelty.remoteness` from the exemplars ``rows`` over the run's unlabelled images.
+def familiar_remoteness(
+    source: Source, rows: NDArray[np.int64], classes: NDArray[np.int64]
+) -> dict[str, NDArray[np.float32]]:
+    """How far the run's unlabelled images are from the exemplars ``rows`` of ``classes``: 101 quantiles.
 
-    Labelled images are nearer to each other than new ones ever are; they count only where there are no others.
+    Those whose nearest exemplar is of a class that people labelled, and those of a discovered one, which are
+    looser, apart; where there are few of a kind, all are taken. Labelled images are nearer to each other than new
+    ones ever are, and count only where there are no others.
     """
     stored = load_file(source.run.features)
     cls, part = (
@@ -85,15 +91,19 @@ def familiar_remoteness(source: Source, rows: NDArray[np.int64]) -> NDArray[np.f
         asked = np.arange(len(features))
     place = np.full(len(features), -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
-    found = remoteness(features[asked], features[rows], torch.from_numpy(place[asked]))
-    quantiles: NDArray[np.float32] = np.quantile(found.numpy(), np.linspace(0, 1, 101)).astype(np.float32)
+    found, nearest = remoteness(features[asked], features[rows], torch.from_numpy(place[asked]))
+    old = np.array([record["kind"] == "old" for record in source.classes])[classes[nearest.numpy()]]
+    quantiles = {}
+    for name, mine in (("old", old), ("discovered", ~old)):
+        own = found.numpy()[mine] if mine.sum() >= _FEWEST else found.numpy()
+        quantiles[f"remoteness.{name}"] = np.quantile(own, np.linspace(0, 1, 101)).astype(np.float32)
     return quantiles
 
 
 def write_exemplars(folder: Path, source: Source, pictures: bool) -> int:
     """Write exemplars.safetensors and, with ``pictures``, thumbnails; the largest number a class is returned."""
     tensors, rows = exemplar_tensors(source)
-    tensors["remoteness.familiar"] = familiar_remoteness(source, rows)
+    tensors |= familiar_remoteness(source, rows, tensors["classes"][: len(rows)].astype(np.int64))
     write_bytes(
         folder / EXEMPLARS, save({name: np.ascontiguousarray(value) for name, value in tensors.items()})
     )

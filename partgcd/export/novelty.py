@@ -92,18 +92,20 @@ def joint_features(cls: Tensor, part: Tensor | None) -> Tensor:
     return cls if part is None else normalize(torch.cat([cls, 0.5 * part], dim=1), dim=1)
 
 
-def remoteness(features: Tensor, remembered: Tensor, own: Tensor | None = None) -> Tensor:
-    """How far each image is from what is remembered: 1 - mean cosine to the NEAREST remembered images, in 0..2.
+def remoteness(features: Tensor, remembered: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """How far each image is from what is remembered, and which remembered image is the nearest.
+
+    The distance is 1 - mean cosine to the NEAREST remembered images, in 0..2.
 
     On the photographs of classes left out of two sets (5 to 10 of them beside as many known ones) it told unknown
     classes better than the novelty score did; unlike that it needs the remembered images.
 
-    Shape: features [N, F], remembered [M, F], both of unit norm -> [N].
+    Shape: features [N, F], remembered [M, F], both of unit norm -> [N] and [N].
 
     Args:
         own: [N] which remembered image an image is itself, and thus not compared with; -1 for none.
     """
-    found = []
+    found, which = [], []
     for start in range(0, len(features), 1024):
         cosine = features[start : start + 1024] @ remembered.T
         if own is not None:
@@ -111,8 +113,12 @@ def remoteness(features: Tensor, remembered: Tensor, own: Tensor | None = None) 
             rows = (same >= 0).nonzero()[:, 0]
             cosine[rows, same[rows]] = -torch.inf
         count = min(NEAREST, max(len(remembered) - 1, 1))
-        found.append(1 - cosine.topk(count, dim=1).values.clamp_min(-1.0).mean(dim=1))
-    return torch.cat(found) if found else features.new_empty(0)
+        best = cosine.topk(count, dim=1)
+        found.append(1 - best.values.clamp_min(-1.0).mean(dim=1))
+        which.append(best.indices[:, 0])
+    if not found:
+        return features.new_empty(0), torch.empty(0, dtype=torch.long)
+    return torch.cat(found), torch.cat(which)
 
 
 def fit_scale(ratio: Tensor, predicted: Tensor, classes: int) -> RatioScale:

@@ -16,9 +16,25 @@ def distances(count: int, share: float, seed: int) -> np.ndarray:
 FAMILIAR = np.quantile(distances(20000, 0.0, 9), np.linspace(0, 1, 101))
 
 
+def told(remote: np.ndarray) -> Unknown:
+    return unknown_share(remote, np.zeros(len(remote), int), [FAMILIAR, FAMILIAR + 9])
+
+
+def test_photos_near_loose_classes_are_compared_with_those_of_such_classes() -> None:
+    kind = np.arange(400) % 2
+    loose = distances(400, 0.0, 3) + np.where(kind == 1, 0.3, 0.0)
+    assert not unknown_share(loose, kind, [FAMILIAR, FAMILIAR + 0.3]).significant
+    mixed = np.quantile(np.concatenate([FAMILIAR, FAMILIAR + 0.3]), np.linspace(0, 1, 101))
+    new, near_tight = distances(400, 0.3, 3), np.zeros(400, int)
+    apart, together = (
+        unknown_share(new, near_tight, familiar) for familiar in ([FAMILIAR, FAMILIAR + 0.3], [mixed, mixed])
+    )
+    assert abs(apart.share - 0.3) < 0.08 and together.share < 0.1
+
+
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
 def test_the_share_of_unknown_images_is_told(share: float) -> None:
-    found = [unknown_share(distances(400, share, seed), FAMILIAR) for seed in range(20)]
+    found = [told(distances(400, share, seed)) for seed in range(20)]
     shares = np.array([one.share for one in found])
     assert abs(shares.mean() - share) < 0.06, "a lower bound, near where the two kinds lie apart"
     assert np.mean([one.significant for one in found]) > 0.9
@@ -27,15 +43,15 @@ def test_the_share_of_unknown_images_is_told(share: float) -> None:
 
 @pytest.mark.parametrize("count", [10, 90, 400])
 def test_familiar_images_alone_are_hardly_ever_taken_for_new_ones(count: int) -> None:
-    wrong = [unknown_share(distances(count, 0.0, seed), FAMILIAR).significant for seed in range(200)]
+    wrong = [told(distances(count, 0.0, seed)).significant for seed in range(200)]
     assert np.mean(wrong) <= 0.05
 
 
 def test_nearer_than_anything_and_farther_than_anything() -> None:
-    assert unknown_share(np.full(30, -1.0), FAMILIAR).share == 0
-    far = unknown_share(np.full(30, 3.0), FAMILIAR)
+    assert told(np.full(30, -1.0)).share == 0
+    far = told(np.full(30, 3.0))
     assert far.share == 1 and far.significant
-    assert not unknown_share(np.full(1, 3.0), FAMILIAR).significant, "one photo proves nothing"
+    assert not told(np.full(1, 3.0)).significant, "one photo proves nothing"
 
 
 def features(kinds: list[int], each: int, seed: int = 0) -> np.ndarray:

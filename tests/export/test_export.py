@@ -61,10 +61,10 @@ def test_exemplars_stand_for_every_class(bundle: Bundle, run: RunFolder) -> None
     filled = set(source.predicted.tolist())
     assert set(found["classes"].tolist()) == filled
     assert bundle.manifest.exemplars.per_class == np.bincount(found["classes"]).max() <= PER_CLASS
-    familiar = found["remoteness.familiar"]
-    assert (
-        familiar.shape == (101,) and (np.diff(familiar) >= 0).all() and 0 <= familiar[0] < familiar[-1] <= 2
-    )
+    for kind in ("old", "discovered"):
+        familiar = found[f"remoteness.{kind}"]
+        assert familiar.shape == (101,) and (np.diff(familiar) >= 0).all()
+        assert 0 <= familiar[0] < familiar[-1] <= 2
     row_of = {int(key): row for row, key in enumerate(source.catalog.keys)}
     rows = np.array([row_of[int(key)] for key in found["keys"]])
     assert np.array_equal(source.predicted[rows], found["classes"]) and len(set(rows.tolist())) == len(rows)
