@@ -113,18 +113,24 @@ def calibration_error(probabilities: NDArray[np.float32], truth: NDArray[np.int6
 
 
 def _agreement(found: Measured, margins: Margins) -> list[Check]:
-    before = np.concatenate([found.remembered[0], found.seen[0][~found.novel]])
-    after = np.concatenate([found.remembered[1], found.seen[1][~found.novel]])
+    checks, familiar = [], ~found.novel
+    # New photos alone: remembered images that both trained on would hide what moved among those.
+    before, after = (each[familiar] for each in found.seen)
     sure = before.max(axis=1) >= SURE
-    if not sure.any():
-        return []
+    if sure.any():
+        differ = float((before[sure].argmax(axis=1) != after[sure].argmax(axis=1)).mean())
+        limit = _lenient(margins.disagreement, int(sure.sum()), margins.few)
+        checks.append(
+            Check("agreement", differ, limit, differ <= limit,
+                  f"{100 * differ:.1f}% of {int(sure.sum())} new photos that the champion was sure of "
+                  "are put elsewhere")
+        )  # fmt: skip
+    before, after = (
+        np.concatenate([found.remembered[0], before]),
+        np.concatenate([found.remembered[1], after]),
+    )
+    sure = before.max(axis=1) >= SURE
     one, other = before[sure].argmax(axis=1), after[sure].argmax(axis=1)
-    differ = float((one != other).mean())
-    limit = _lenient(margins.disagreement, int(sure.sum()), margins.few)
-    checks = [
-        Check("agreement", differ, limit, differ <= limit,
-              f"{100 * differ:.1f}% of {int(sure.sum())} images that the champion was sure of are put elsewhere")
-    ]  # fmt: skip
     for index in np.unique(one).tolist():
         own = other[one == index]
         kept = float((own == index).mean())

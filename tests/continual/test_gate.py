@@ -48,6 +48,11 @@ def test_sure_images_that_move_fail_unless_the_champion_found_them_strange() -> 
     assert failed(found, Margins(disagreement=0.3)) == set()
 
 
+def test_remembered_images_do_not_hide_photos_that_moved() -> None:
+    moved = measured([0, 1] * 400, [0, 1] * 400, [0] * 40, [0] * 30 + [2] * 10)
+    assert failed(moved) == {"agreement"}
+
+
 def test_a_class_whose_images_go_elsewhere_lost_its_meaning() -> None:
     found = measured([0] * 40, [0] * 40, [1] * 5 + [0] * 200, [0] * 5 + [0] * 200)
     assert failed(found) == {"meaning"}
