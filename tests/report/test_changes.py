@@ -46,6 +46,7 @@ def test_the_page_tells_what_changed_and_shows_it(changes: dict[str, Any]) -> No
         "c-7",
         "birch",
         "2 were sought",
+        "Nearest: ash. Before, they were taken for ash (3)",
     ):
         assert words in page
     assert "<b>ash</b>" not in page and "&lt;b&gt;ash&lt;/b&gt;" in page, "names are text, never markup"
