@@ -53,10 +53,15 @@ class Life:
         return [name for name, stage in self.introduced.items() if stage <= until]
 
 
-def deal(spec: SetSpec, photos: Path, scratch: Path, arrivals: int, seed: int, shares: Shares) -> Life:
+def deal(
+    spec: SetSpec, photos: Path, scratch: Path, arrivals: int, seed: int, shares: Shares, fresh: bool = True
+) -> Life:
     """Deal a data set's images over a first stage, with half of the classes, and ``arrivals``.
 
     Classes and images are dealt by ``seed`` alone, from sorted names.
+
+    Args:
+        fresh: False leaves the other half of the classes out for good: arrivals bring known classes only.
 
     Raises:
         UserError: no such data set, or fewer classes than stages need.
@@ -70,10 +75,12 @@ def deal(spec: SetSpec, photos: Path, scratch: Path, arrivals: int, seed: int, s
         raise UserError(f"'{spec.folder}' has {len(names)} classes: {arrivals} arrivals need {2 * arrivals}")
     draw = np.random.default_rng([seed, 0x11FE])
     order = [names[index] for index in draw.permutation(len(names))]
-    known, fresh = order[: -(-len(names) // 2)], order[-(-len(names) // 2) :]
+    known, rest = order[: -(-len(names) // 2)], order[-(-len(names) // 2) :]
     introduced = dict.fromkeys(known, 0)
-    for arrival, group in enumerate(np.array_split(np.array(fresh), arrivals), start=1):
-        introduced |= dict.fromkeys(group.tolist(), arrival)
+    if fresh:
+        for arrival, group in enumerate(np.array_split(np.array(rest), arrivals), start=1):
+            introduced |= dict.fromkeys(group.tolist(), arrival)
+    truth = {path: name for path, name in truth.items() if name in introduced}
     stages: list[list[str]] = [[] for _ in range(arrivals + 1)]
     labelled: list[str] = []
     test: list[str] = []

@@ -61,8 +61,8 @@ def pending(plan: LifePlan, jobs: list[LifeJob], results: Path) -> list[tuple[Li
     return [
         (job, method, stage)
         for job in jobs
-        for stage in range(plan.arrivals + 1)
-        for method in plan.methods
+        for stage in range(plan.arrivals_of(job.set) + 1)
+        for method in plan.methods_of(job.set)
         if not job.file(results, method, stage).exists()
     ]
 
@@ -95,7 +95,8 @@ def run_lives(
         ground.mkdir(parents=True, exist_ok=True)
         try:
             with locked(work / f".{ground.name}.lock", f"the life of {job.set} {job.seed}"):
-                life = deal(plan.sets[job.set], photos, ground, plan.arrivals, job.seed, Shares())
+                spec, arrivals = plan.sets[job.set], plan.arrivals_of(job.set)
+                life = deal(spec, photos, ground, arrivals, job.seed, Shares(), spec.fresh)
                 at = _Stage(job, plan, life, ground, machine, progress)
                 for _, method, stage in pending(plan, [job], results):
                     result = _run(at, method, stage, results)
@@ -125,6 +126,10 @@ def _run(at: _Stage, method: str, stage: int, results: Path) -> dict[str, Any]:
         extra["seconds"] = round(spent, 1)
     else:
         run = _scratch(at, stage)
+        extra["training_seconds"] = round(time.perf_counter() - began, 1)
+        if stage > 0:  # what is served is a bundle; rediscovery's seconds count its making too
+            export_run(run, at.ground / f"scratch-{stage}-bundle")
+            shutil.rmtree(at.ground / f"scratch-{stage}-bundle")
         extra["seconds"] = round(time.perf_counter() - began, 1)
         source = open_source(run)
         known = {entry["id"]: entry["name"] for entry in source.classes if entry["kind"] == "old"}
@@ -274,7 +279,7 @@ def results_of(plan: LifePlan, jobs: list[LifeJob], results: Path) -> list[dict[
     return [
         read_json(file)
         for job in jobs
-        for method in plan.methods
-        for stage in range(plan.arrivals + 1)
+        for method in plan.methods_of(job.set)
+        for stage in range(plan.arrivals_of(job.set) + 1)
         if (file := job.file(results, method, stage)).exists()
     ]

@@ -22,6 +22,16 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class LifeSet(SetSpec):
+    """A data set and how its life goes; what is not said is the plan's."""
+
+    fresh: bool = Field(
+        True, description="False: no arrival brings a class that the first stage did not have."
+    )
+    arrivals: int | None = Field(None, ge=1)
+    methods: list[Method] | None = None
+
+
 class LifeBlock(_Strict):
     """Sets and seeds that are run together."""
 
@@ -51,9 +61,17 @@ class LifePlan(_Strict):
     common: dict[str, object] = Field(default_factory=dict)
     arrivals: int = Field(3, ge=1)
     epochs: int = Field(8, ge=1, description="Of a training that goes on.")
-    sets: dict[Name, SetSpec]
+    sets: dict[Name, LifeSet]
     methods: list[Method]
     blocks: list[LifeBlock]
+
+    def arrivals_of(self, name: str) -> int:
+        """Arrivals in the life of a set."""
+        return self.sets[name].arrivals or self.arrivals
+
+    def methods_of(self, name: str) -> list[Method]:
+        """Methods that live the life of a set."""
+        return self.sets[name].methods or self.methods
 
     def jobs(self, blocks: list[str] | None = None) -> list[LifeJob]:
         """The lives of some blocks, each once. Raises UserError for a block that there is not."""

@@ -41,9 +41,18 @@ def test_a_life_deals_every_image_once_and_hides_labels(photos: Path, tmp_path: 
         deal(SetSpec(folder="set"), photos, tmp_path, 5, 0, Shares())
 
 
+def test_a_quiet_life_brings_no_class_and_leaves_the_others_out(photos: Path, tmp_path: Path) -> None:
+    life = deal(SetSpec(folder="set"), photos, tmp_path, 1, 0, Shares(), fresh=False)
+    assert set(life.introduced.values()) == {0} and len(life.introduced) == 4
+    assert sorted(path for stage in life.stages for path in stage) == sorted(set(life.truth) - set(life.test))
+    assert len(life.truth) == 80 and {life.truth[path] for path in life.stages[1]} == set(life.introduced)
+
+
 def test_the_packaged_plan_names_what_there_is() -> None:
     plan = read_life_plan(PACKAGED)
     assert plan.jobs(["table"]) == [LifeJob("grocery50", seed) for seed in (0, 1, 2)]
+    assert plan.arrivals_of("cub50") == 3 and plan.methods_of("cub50") == plan.methods
+    assert plan.arrivals_of("cub16-quiet") == 1 and plan.methods_of("cub16-quiet") == ["none", "rediscover"]
     assert plan.settings(1, 8, {"train.threads": 1}).discovery.classes == 8
     with pytest.raises(UserError, match="no block 'x'"):
         plan.jobs(["x"])
