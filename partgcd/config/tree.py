@@ -137,6 +137,10 @@ class PartSettings(Section):
     attention_filter: bool = Field(
         True, description="Fit mixtures on patches with at least mean class attention."
     )
+    patches: Literal["frozen", "learned"] = Field(
+        "frozen",
+        description="What mixtures see: the frozen trunk's patches, or the trained block's (paper's ablation; slower).",
+    )
     mixtures: Literal["gaussian", "kmeans"] = Field(
         "gaussian", description="What splits a class into parts: Gaussians, or k-means (paper's ablation)."
     )

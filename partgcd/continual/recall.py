@@ -142,7 +142,7 @@ def ask(
             found = predict(model, parts, tokens, settings.parts, settings.discovery)
         ratio = None
         if parts is not None and scale is not None:
-            points = project(parts.projection, model.backbone.frozen_patches(tokens))
+            points = project(parts.projection, model.mixture_patches(tokens))
             ratio = log_ratio(
                 parts,
                 points,

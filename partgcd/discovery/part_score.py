@@ -50,8 +50,12 @@ def score_parts(run: RunFolder, masks: Path, seed: int = 0) -> dict[str, Any]:
         raise UserError(f"'{run.path}' has no part maps to score: finish a run of --method partgcd first")
     if not masks.is_dir():
         raise UserError(f"no folder of part masks '{masks}': partgcd demo writes one beside its images")
-    height, width = (int(side) for side in features["grid"])
     settings = run.settings()
+    if settings.parts.patches == "learned":
+        raise UserError(
+            f"'{run.path}': parts of learned patches are not scored; train with parts.patches=frozen", 1
+        )
+    height, width = (int(side) for side in features["grid"])
     truth = load_part_masks(masks.parent, catalog.paths, (height, width), settings.data.crop_ratio)
     maps = features["maps"].astype(np.float32)
     classes = np.repeat(predicted_classes(run, len(catalog))[:, None], maps.shape[1], axis=1)

@@ -194,7 +194,7 @@ def filtered_patches(
     use_filter: bool,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Frozen patches of ``rows`` with at least their image's mean attention, as mixtures see them.
+    """Patches of ``rows`` with at least their image's mean attention, as mixtures see them.
 
     Returns:
         patches [M, d] in row order, and how many each row gave [len(rows)].
@@ -202,14 +202,16 @@ def filtered_patches(
     kept, counts = [], []
     for start in range(0, len(rows), BATCH):
         part = rows[start : start + BATCH]
-        frozen = model.backbone.frozen_patches(store.read(part, device))
-        points = project(projection, frozen) if projection is not None else frozen
+        seen = model.mixture_patches(store.read(part, device))
+        points = project(projection, seen) if projection is not None else seen
         attended = attention[torch.from_numpy(part).to(attention.device)]
         mask = attention_filter(attended) if use_filter else torch.ones_like(attended, dtype=torch.bool)
         kept.append(points[mask])
         counts.append(mask.sum(dim=1))
     if not kept:
-        dims = projection.dims if projection is not None else model.backbone.info.trunk_dim
+        info = model.backbone.info
+        raw = info.dim if model.learned_patches else info.trunk_dim
+        dims = projection.dims if projection is not None else raw
         return torch.empty(0, dims, device=device), torch.empty(0, dtype=torch.long, device=device)
     return torch.cat(kept), torch.cat(counts)
 

@@ -153,7 +153,7 @@ def start_adapter(
         rows = np.arange(start, min(start + BATCH, share.stop))
         tokens = store.read(rows, device)
         first = torch.zeros(len(rows), dtype=torch.long, device=device)
-        maps = parts.maps(model.backbone.frozen_patches(tokens), first, settings.parts.temperature)
+        maps = parts.maps(model.mixture_patches(tokens), first, settings.parts.temperature)
         with autocast():
             out = model.backbone.block(tokens)
         weight = model.pooling_weight(out.attention)

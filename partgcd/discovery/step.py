@@ -59,8 +59,7 @@ def step_loss(
     maps = None
     if parts is not None:
         with torch.no_grad():
-            frozen = model.backbone.frozen_patches(tokens)
-            maps = parts.maps(frozen, assigned.repeat(2), settings.parts.temperature)
+            maps = parts.maps(model.mixture_patches(tokens), assigned.repeat(2), settings.parts.temperature)
     with autocast():
         out = model(tokens, maps)
         projected = model.projector(out.cls)

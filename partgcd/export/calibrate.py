@@ -62,7 +62,7 @@ def calibrate(source: Source, progress: Callable[[str, int, int], None]) -> Cali
         fused.append(found.fused)
         best.append(found.overall.topk(2, dim=1).values)
         if parts is not None:
-            points = project(parts.projection, source.model.backbone.frozen_patches(tokens))
+            points = project(parts.projection, source.model.mixture_patches(tokens))
             mask = (
                 attention_filter(found.attention)
                 if settings.parts.attention_filter

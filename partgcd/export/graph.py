@@ -52,7 +52,7 @@ class Graph(nn.Module):
         if parts is None or found.part is None or found.maps is None:
             score = novelty(found.fused, None, None)
             return found.overall, found.fused, found.assigned, found.attention, score, feature
-        points = project(parts.projection, self.model.backbone.frozen_patches(tokens))
+        points = project(parts.projection, self.model.mixture_patches(tokens))
         ratio = log_ratio(
             parts, points, found.attention, found.fused.argmax(dim=1), settings.parts.attention_filter
         )

@@ -50,6 +50,7 @@ class DiscoveryModel(nn.Module):
         self.mean_of_parts = settings.parts.adapter == "mean"
         self.foreground_pooling = settings.parts.foreground_pooling
         self.normalise_parts = settings.parts.normalise_parts
+        self.learned_patches = settings.parts.patches == "learned"
 
     def forward(self, tokens: Tensor, maps: Tensor | None) -> Outputs:
         """Features of trunk tokens [B, T, Dt], pooled by part maps [B, P, K] if there are any.
@@ -62,6 +63,13 @@ class DiscoveryModel(nn.Module):
         out = self.backbone.block(tokens)
         part, parts = self.part_branch(out, maps)
         return Outputs(out.cls, out.attention, part, parts)
+
+    @torch.no_grad()
+    def mixture_patches(self, tokens: Tensor) -> Tensor:
+        """What mixtures see of trunk tokens [B, T, Dt]: [B, P, Dt] frozen patches, or [B, P, D] learned ones."""
+        if self.learned_patches:
+            return self.backbone.block(tokens).patches
+        return self.backbone.frozen_patches(tokens)
 
     def part_branch(self, out: BlockOut, maps: Tensor) -> tuple[Tensor, Tensor]:
         """h^part [B, D] and part features v [B, K, D] (Eq. 10) of a block's output under maps [B, P, K]."""

@@ -99,6 +99,25 @@ def test_the_mixture_of_the_predicted_class_makes_the_parts(
     assert not torch.allclose(found.maps, other)
 
 
+def test_learned_patches_move_the_parts_with_the_block(parts: PartModel, tokens: Tensor) -> None:
+    settings = load_settings(
+        assignments=["loss.projector_hidden=16", "loss.projector_out=8", "parts.patches=learned"]
+    )
+    backbone = load_backbone(BackboneSettings(name="test_vit", random_weights=True), 96, "cpu")
+    learned = DiscoveryModel(backbone, CLASSES, PARTS, settings)
+    found = answer(learned, parts, tokens)
+    seen = backbone.block(tokens).patches
+    assert torch.equal(found.maps, parts.maps(seen, found.assigned, SETTINGS.parts.temperature))
+    with torch.no_grad():
+        for value in backbone.trainable.parameters():
+            value.add_(0.2 * torch.randn(value.shape, generator=torch.Generator().manual_seed(3)))
+    moved = answer(learned, parts, tokens)
+    same = parts.maps(backbone.frozen_patches(tokens), moved.assigned, SETTINGS.parts.temperature)
+    assert found.maps is not None and moved.maps is not None
+    assert not torch.allclose(moved.maps, found.maps, atol=1e-3)
+    assert not torch.allclose(moved.maps, same, atol=1e-3)
+
+
 def test_without_parts_the_class_head_answers_alone(tokens: Tensor) -> None:
     plain = make_model(None)
     found = answer(plain, None, tokens)
