@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -260,3 +261,25 @@ def picture_folder() -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@contextmanager
+def _serving(registry: Path, *words: object) -> Iterator[int]:
+    """A server of the registry's champion; its port."""
+    command = [sys.executable, "-m", "partgcd", "serve", str(registry), "--port", "0", *map(str, words)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert server.stdout is not None
+        told = server.stdout.readline()
+        assert told.startswith("serving at http://127.0.0.1:"), told
+        yield int(told.split()[2].rpartition(":")[2])
+        assert server.poll() is None, "the server ended by itself"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture(scope="session")
+def serving() -> Callable[..., AbstractContextManager[int]]:
+    """``with serving(registry, *words) as port``: a server beside the block."""
+    return _serving

@@ -5,11 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +19,6 @@ UNSEEN = ["Yellow_Bell_Pepper", "Royal_Gala"]
 @pytest.fixture(scope="module")
 def photos(photo_sets: Path) -> Path:
     return photo_sets / "grocery16"
-
-
-@contextmanager
-def serving(registry: Path, inbox: Path) -> Iterator[int]:
-    """A server of the registry's champion that keeps what it is sent; its port."""
-    words = ["serve", str(registry), "--port", "0", "--collect", str(inbox), "--collect-rate", "6000"]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "partgcd", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert server.stdout is not None
-        told = server.stdout.readline()
-        assert told.startswith("serving at http://127.0.0.1:"), told
-        yield int(told.split()[2].rpartition(":")[2])
-    finally:
-        server.terminate()
-        server.wait(30)
 
 
 def classify(port: int, photo: Path) -> dict[str, Any]:
@@ -64,7 +40,7 @@ def best_id(told: dict[str, Any]) -> str:
 
 @pytest.mark.photos
 def test_photos_of_unseen_classes_become_a_class_that_answers(
-    photos: Path, partgcd: Any, tmp_path: Path
+    photos: Path, partgcd: Any, serving: Any, tmp_path: Path
 ) -> None:
     for name in KNOWN:
         for number, photo in enumerate(sorted((photos / name).iterdir())):
@@ -92,7 +68,8 @@ def test_photos_of_unseen_classes_become_a_class_that_answers(
         ended = partgcd(*command, limit=600)
         assert ended.code == 0, ended.err
     unseen = {name: sorted((photos / name).iterdir())[:24] for name in UNSEEN}
-    with serving(tmp_path / "models", tmp_path / "inbox") as port:
+    kept = ["--collect", tmp_path / "inbox", "--collect-rate", "6000"]
+    with serving(tmp_path / "models", *kept) as port:
         before = {best_id(classify(port, photo)) for files in unseen.values() for photo in files}
         deadline = time.monotonic() + 60
         while len(list((tmp_path / "inbox").glob("*.jpg"))) < 48 and time.monotonic() < deadline:

@@ -1,12 +1,15 @@
-"""Kills at any moment of a rediscovery, a promotion or a rename, with a reader beside: the registry is always whole."""
+"""Kills at any moment of a rediscovery, a promotion or a rename, with a server beside: the registry is always whole."""
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import random
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -50,14 +53,31 @@ def ground(
     return base
 
 
+def served(port: int, photo: Path) -> str:
+    """The version that answers over HTTP what ``photo`` is."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", "/v1/classify", photo.read_bytes(), {"Content-Type": "image/png"})
+        answer = connection.getresponse()
+        told = json.loads(answer.read())
+        assert answer.status == 200 and told["results"][0]["top"], told
+        return str(told["model_version"])
+    finally:
+        connection.close()
+
+
 @contextmanager
-def reading(path: Path) -> Iterator[set[str]]:
-    """Beside the block: what a server does, over and over. Gives the ids of the bundles that it saw."""
+def reading(path: Path, serving: Any, photo: Path) -> Iterator[set[str]]:
+    """Beside the block a server that follows the champion, and somebody who asks it and reads the registry.
+
+    Gives the ids of the bundles that were seen; at the end the server answers from the champion's.
+    """
     seen, wrong, stop = set[str](), list[BaseException](), threading.Event()
 
-    def read() -> None:
+    def read(port: int) -> None:
         while not stop.is_set():
             try:
+                seen.add(served(port, photo))
                 seen.add(open_bundle(Registry(path).resolve()).id)
                 list_classes(Registry(path))
             except BaseException as error:
@@ -65,14 +85,18 @@ def reading(path: Path) -> Iterator[set[str]]:
                 return
             stop.wait(0.01)
 
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        stop.set()
-        thread.join()
-    assert not wrong, wrong
+    with serving(path, "--poll", "0.1") as port:
+        thread = threading.Thread(target=read, args=(port,))
+        thread.start()
+        try:
+            yield seen
+        finally:
+            stop.set()
+            thread.join()
+        assert not wrong, wrong
+        champion, patience = open_bundle(Registry(path).resolve()).id, time.monotonic() + 60
+        while served(port, photo) != champion:
+            assert time.monotonic() < patience, "the server does not follow the champion"
 
 
 def whole(path: Path) -> Registry:
@@ -81,8 +105,11 @@ def whole(path: Path) -> Registry:
     return registry
 
 
-def test_rediscovery_killed_anywhere_is_gone_on_with(partgcd: Any, ground: Path, tmp_path: Path) -> None:
+def test_rediscovery_killed_anywhere_is_gone_on_with(
+    partgcd: Any, serving: Any, ground: Path, tmp_path: Path
+) -> None:
     draw = random.Random(0)
+    photo = next((ground / "new").iterdir())
     command = ["rediscover", "--new", ground / "new", *LOOK, "--registry"]
     undisturbed = shutil.copytree(ground / "start", tmp_path / "undisturbed")
     ended = partgcd(*command, undisturbed, watched=undisturbed)
@@ -96,7 +123,7 @@ def test_rediscovery_killed_anywhere_is_gone_on_with(partgcd: Any, ground: Path,
         path = shutil.copytree(ground / "start", tmp_path / f"life {life}")
         before = [row.id for row in list_classes(Registry(path))]
         assert partgcd("classes", "rename", path, before[0], "told by a person").code == 0
-        with reading(path) as seen:
+        with reading(path, serving, photo) as seen:
             while True:
                 stop = draw.randrange(changes) if killed < LONG_KILLS else changes * 10
                 ended = partgcd(*command, path, watched=path, fatal=("", stop))
@@ -111,12 +138,15 @@ def test_rediscovery_killed_anywhere_is_gone_on_with(partgcd: Any, ground: Path,
         assert len(seen) <= 2 and not (path / "work").exists()
 
 
-def test_moves_and_names_killed_anywhere_are_done_or_not(partgcd: Any, ground: Path, tmp_path: Path) -> None:
+def test_moves_and_names_killed_anywhere_are_done_or_not(
+    partgcd: Any, serving: Any, ground: Path, tmp_path: Path
+) -> None:
     draw = random.Random(1)
+    photo = next((ground / "new").iterdir())
     path = shutil.copytree(ground / "start", tmp_path / "killed")
     assert partgcd("rediscover", "--registry", path, "--new", ground / "new", *LOOK).code == 0
     one = list_classes(Registry(path))[0].id
-    with reading(path) as seen:
+    with reading(path, serving, photo) as seen:
         for number in range(SHORT_KILLS):
             command = draw.choice([["promote", "1"], ["promote", "2"], ["rollback"], ["rename"]])
             name = find_class(Registry(path), one).name
