@@ -4,9 +4,11 @@ Single images of new classes are hard to tell: a model that knows eight birds is
 there are among n photos is not. The bundle keeps how far images of known classes are from the remembered ones; the
 share of new photos that are farther, above what that tells, is the share of unknown classes (the null proportion of
 Storey, 2002, with the tail of known classes for a p-value). It is a lower bound: images of unknown classes that lie as
-near as known ones are not counted. The number of classes is that of the new images over the size that classes had
-when they came; clusterings of so few images, whose features were made to tell other classes, say less (silhouette and
-BIC were tried: both mostly answer 2).
+near as known ones are not counted, and images of classes that an earlier rediscovery missed are among those that say
+how far is usual. Remembered images that are never trained on say it too, and too strictly, as a person's examples lie
+nearer than what is found: from the second rediscovery on the share is the mean of both. The number of classes is that
+of the new images over the size that classes had when they came; clusterings of so few images, whose features were made
+to tell other classes, say less (silhouette and BIC were tried: both mostly answer 2).
 
 Letters: N images, n of them new photos, F dimensions of a feature, k new classes.
 """
@@ -28,6 +30,7 @@ SMALLEST = 4
 """Images that a class needs: fewer are odd ones out, not a class."""
 
 _TAILS = (0.3, 0.4, 0.5, 0.6)  # p-values above which images count as known; the mean of several is steadier
+_FEWEST = 30  # held-out images that are enough to go by
 _SURE = 2.0  # standard errors above ...
 _SLACK = 0.12  # ... the share of unseen images of known classes that look new because training never saw them
 
@@ -62,15 +65,30 @@ class Growth:
 
 
 def unknown_share(
-    remote: NDArray[np.floating], kind: NDArray[np.integer], familiar: Sequence[NDArray[np.floating]]
+    remote: NDArray[np.floating],
+    kind: NDArray[np.integer],
+    familiar: Sequence[NDArray[np.floating]],
+    held: NDArray[np.floating] | None = None,
 ) -> Unknown:
     """The share of unknown classes among n photos.
 
     Args:
         remote: [n] of each photo, `novelty.remoteness`.
-        kind: [n] kind of the class that it is nearest to, an index of ``familiar``.
+        kind: [n] kind of the class that it is nearest to, an index of ``familiar``; 0 are labelled ones.
         familiar: of each kind quantiles, ascending, of the same at images of known classes.
+        held: [m] the same at remembered images of labelled classes that were never trained on.
     """
+    low = _share_of_kinds(remote, kind, familiar)
+    if held is None or len(held) < _FEWEST:
+        return low
+    strict = np.quantile(held, np.linspace(0.0, 1.0, 101))
+    high = _share_of_kinds(remote, kind, [strict, *familiar[1:]])
+    return Unknown((low.share + high.share) / 2, max(low.error, high.error))
+
+
+def _share_of_kinds(
+    remote: NDArray[np.floating], kind: NDArray[np.integer], familiar: Sequence[NDArray[np.floating]]
+) -> Unknown:
     total, variance = 0.0, 0.0
     for index, quantiles in enumerate(familiar):
         own = remote[kind == index]

@@ -260,10 +260,14 @@ def _growth(
     remote, nearest = remoteness(
         opinion.joint[torch.from_numpy(new)], exemplars.joint[torch.from_numpy(there)]
     )
+    held, _ = remoteness(
+        exemplars.joint[torch.from_numpy(known.memory.held)], exemplars.joint[torch.from_numpy(there)]
+    )
     discovered = np.array([entry.kind != "old" for entry in known.bundle.manifest.classes])
     share = unknown_share(
         remote.numpy(), discovered[known.memory.classes[there][nearest.numpy()]].astype(np.int64),
         [kept["remoteness.old"], kept["remoteness.discovered"]],
+        held.numpy()[~discovered[known.memory.classes[known.memory.held]]],
     )  # fmt: skip
     sizes = first_sizes(registry)
     typical = float(

@@ -32,6 +32,18 @@ def test_photos_near_loose_classes_are_compared_with_those_of_such_classes() -> 
     assert abs(apart.share - 0.3) < 0.08 and together.share < 0.1
 
 
+@pytest.mark.parametrize("missed", [0.1, 0.3])
+def test_classes_missed_before_hide_new_ones_less_where_clean_images_are_held_out(missed: float) -> None:
+    dirty = np.quantile(distances(20000, missed, 8), np.linspace(0, 1, 101))
+    held = distances(100, 0.0, 7) - 0.03  # remembered images lie a little nearer than unseen ones
+    kind, familiar = np.zeros(400, int), [dirty, dirty]
+    new, old = distances(400, 0.6, 3), distances(400, 0.0, 4)
+    low, both = unknown_share(new, kind, familiar), unknown_share(new, kind, familiar, held)
+    assert abs(both.share - 0.6) < abs(low.share - 0.6) and both.share < 0.65
+    assert not unknown_share(old, kind, familiar, held).significant
+    assert unknown_share(new, kind, familiar, held[:10]) == low, "too few to go by"
+
+
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
 def test_the_share_of_unknown_images_is_told(share: float) -> None:
     found = [told(distances(400, share, seed)) for seed in range(20)]
