@@ -60,7 +60,7 @@ class LifePlan(_Strict):
 
     common: dict[str, object] = Field(default_factory=dict)
     arrivals: int = Field(3, ge=1)
-    epochs: int = Field(8, ge=1, description="Of a training that goes on.")
+    epochs: int = Field(6, ge=1, description="Of a training that goes on.")
     sets: dict[Name, LifeSet]
     methods: list[Method]
     blocks: list[LifeBlock]

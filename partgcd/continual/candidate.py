@@ -31,7 +31,7 @@ from partgcd.export.replay import Replay, write_replay
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import World
 
-EPOCHS = 8
+EPOCHS = 6
 """Passes of a training that goes on; one that begins anew takes 20."""
 
 REFITS = [0.125, 0.25, 0.5, 1.0]
