@@ -16,15 +16,21 @@ Letters: N images, n of them new photos, F dimensions of a feature, k new classe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 
+from partgcd.config.errors import UserError
+from partgcd.continual.carry import Carried
+from partgcd.continual.recall import Known, Opinion
 from partgcd.discovery.semi_kmeans import semi_kmeans
+from partgcd.export.bundle import EXEMPLARS, read_tensors
+from partgcd.export.novelty import remoteness
 
 SMALLEST = 4
 """Images that a class needs: fewer are odd ones out, not a class."""
@@ -62,6 +68,48 @@ class Growth:
     clusters: NDArray[np.int64]
     unknown: Unknown
     by_size: float
+
+
+def count_new(
+    known: Known,
+    carried: Carried,
+    exemplars: Opinion,
+    opinion: Opinion,
+    labels: NDArray[np.int64],
+    sizes: Mapping[str, int],
+    largest: int,
+    seed: int,
+    asked: int | None = None,
+) -> Growth:
+    """What a champion's opinion of new photos says about how many classes are new.
+
+    Args:
+        exemplars: the champion's opinion of its memory; opinion: of all N images.
+        labels: [N] class index of remembered images, -1 for new photos.
+        sizes: images that each class had when it came, by id.
+        largest, asked: as `find_growth` takes them.
+
+    Raises:
+        UserError: the champion's bundle does not say how far known images are from remembered ones.
+    """
+    kept = read_tensors(known.bundle, EXEMPLARS)
+    if "remoteness.old" not in kept:
+        raise UserError("the champion was exported by an older program: export its run again and add it", 1)
+    memory = known.memory
+    remembered = exemplars.joint[torch.from_numpy(~memory.held)]
+    remote, nearest = remoteness(opinion.joint[torch.from_numpy(labels < 0)], remembered)
+    held, _ = remoteness(exemplars.joint[torch.from_numpy(memory.held)], remembered)
+    discovered = np.array([entry.kind != "old" for entry in known.bundle.manifest.classes])
+    share = unknown_share(
+        remote.numpy(), discovered[memory.classes[~memory.held][nearest.numpy()]].astype(np.int64),
+        [kept["remoteness.old"], kept["remoteness.discovered"]],
+        held.numpy()[~discovered[memory.classes[memory.held]]],
+    )  # fmt: skip
+    came = [sizes.get(entry.id, entry.labelled + entry.assigned) for entry in carried.classes]
+    typical = float(np.median(came))
+    return find_growth(
+        opinion.joint.numpy(), labels, len(carried.classes), share, typical, largest, seed, asked
+    )
 
 
 def unknown_share(

@@ -32,15 +32,15 @@ from partgcd.continual.candidate import (
     train,
     warm_start,
 )
-from partgcd.continual.carry import Carried, carried_classes
+from partgcd.continual.carry import carried_classes
 from partgcd.continual.changes import describe_changes, measure
 from partgcd.continual.classes import first_sizes, list_classes
 from partgcd.continual.gate import Check, Margins, judge
-from partgcd.continual.growth import SMALLEST, Growth, find_growth, unknown_share
+from partgcd.continual.growth import SMALLEST, Growth, count_new
 from partgcd.continual.identity import fold, read_log
 from partgcd.continual.intake import Arrivals, empty_pictures, labelled_entries, look_through
 from partgcd.continual.overlay import overlay_of
-from partgcd.continual.recall import Known, Opinion, ask, recall
+from partgcd.continual.recall import ask, recall
 from partgcd.continual.registry import Registry, Version
 from partgcd.continual.schedule import KEPT
 from partgcd.data.catalog import Catalog
@@ -50,7 +50,6 @@ from partgcd.data.pixels import PixelStore
 from partgcd.discovery.setup import ground, stopping_ticker
 from partgcd.export.bundle import EXEMPLARS, MANIFEST, open_bundle, read_tensors
 from partgcd.export.export import export_run
-from partgcd.export.novelty import remoteness
 from partgcd.run.device import pick_device
 from partgcd.run.files import read_json, write_json
 from partgcd.run.folder import RunFolder
@@ -188,7 +187,10 @@ def _attempt(
             stopping_ticker(world, "champion's opinion"),
         )  # fmt: skip
         new = catalog.labels < 0
-        growth = _growth(request, registry, opinion, exemplars, known, carried, catalog, settings.seed)
+        growth = count_new(
+            known, carried, exemplars, opinion, catalog.labels, first_sizes(registry), _MOST_NEW, settings.seed,
+            request.classes,
+        )  # fmt: skip
         unfamiliar = int((opinion.novelty.numpy()[new] > bundle.manifest.novelty.threshold).sum())
         if growth.classes == 0:
             return Outcome(
@@ -241,48 +243,6 @@ def _attempt(
     failed = "; ".join(check.told for check in checks if not check.passed)
     why = failed if request.promote == "gate" else "--promote never"
     return Outcome(KEPT, f"{told}, kept as candidate and not promoted: {why}", version.number, added, checks)
-
-
-def _growth(
-    request: Request,
-    registry: Registry,
-    opinion: Opinion,
-    exemplars: Opinion,
-    known: Known,
-    carried: Carried,
-    catalog: Catalog,
-    seed: int,
-) -> Growth:
-    kept = read_tensors(known.bundle, EXEMPLARS)
-    if "remoteness.old" not in kept:
-        raise UserError("the champion was exported by an older program: export its run again and add it", 1)
-    new, there = catalog.labels < 0, ~known.memory.held
-    remote, nearest = remoteness(
-        opinion.joint[torch.from_numpy(new)], exemplars.joint[torch.from_numpy(there)]
-    )
-    held, _ = remoteness(
-        exemplars.joint[torch.from_numpy(known.memory.held)], exemplars.joint[torch.from_numpy(there)]
-    )
-    discovered = np.array([entry.kind != "old" for entry in known.bundle.manifest.classes])
-    share = unknown_share(
-        remote.numpy(), discovered[known.memory.classes[there][nearest.numpy()]].astype(np.int64),
-        [kept["remoteness.old"], kept["remoteness.discovered"]],
-        held.numpy()[~discovered[known.memory.classes[known.memory.held]]],
-    )  # fmt: skip
-    sizes = first_sizes(registry)
-    typical = float(
-        np.median([sizes.get(entry.id, entry.labelled + entry.assigned) for entry in carried.classes])
-    )
-    return find_growth(
-        opinion.joint.numpy(),
-        catalog.labels,
-        len(carried.classes),
-        share,
-        typical,
-        _MOST_NEW,
-        seed,
-        request.classes,
-    )
 
 
 def _ingest(
