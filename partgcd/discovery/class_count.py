@@ -4,6 +4,9 @@ k-means and Ward's tree over class tokens for a range of k. With labels, k is sc
 cluster by class (the search of Vaze et al., CVPR 2022), per class, so that the spread over classes says which k
 are as good as the best within one standard error. Labels cannot tell how many unlabelled groups were merged:
 inside that interval the silhouette decides where it has a peak, else the interval's geometric middle is taken.
+Both ways find too few: look-alikes share clusters. How far too few is seen where the truth is known, on the labelled
+images with half of their classes hidden. There are fewer images a class then, which makes the search worse than it is
+on all, so that half of that factor (its square root) is made up for.
 Without labels, k is scored by the silhouette, and by how stable k-means is over seeds.
 """
 
@@ -24,6 +27,8 @@ from partgcd.discovery.metrics import match
 _SEEDS = 3
 _TREE_IMAGES = 6000  # Ward's tree takes memory quadratic in the images
 _SILHOUETTE_IMAGES = 2000
+_ENOUGH_OLD = 10  # labelled classes, half of which are hidden to see how many of them are found
+_DRAWS = 12
 _PEAK = 0.02  # a silhouette this far above both ends of the interval is a peak
 
 
@@ -35,6 +40,8 @@ class ClassCount(NamedTuple):
         low, high: numbers that fit as well, by either way.
         ways: each way's own (estimate, low, high).
         scores: k-means' score by k.
+        missed: the factor by which the search finds too few, as told by labelled classes that were hidden from it;
+            1 where there are too few of them to tell.
         moved: share of images that change company if the number is off by a tenth, "fewer" and "more".
         by: how it was made.
         seconds: what it took.
@@ -45,6 +52,7 @@ class ClassCount(NamedTuple):
     high: int
     ways: dict[str, tuple[int, int, int]]
     scores: dict[int, float]
+    missed: float
     moved: dict[str, float]
     by: str
     seconds: float
@@ -64,34 +72,22 @@ def estimate_classes(
     """
     began = time.perf_counter()
     known = labels >= 0
-    low = max(old, 2)
-    high = max(low + 1, min(largest, len(features) // 4, max(4 * old, 12) if old else 50))
-    tried = [int(k) for k in np.unique(np.geomspace(low, high, 20).round())]
+    tried = _tried(len(features), old, largest)
     runs = {k: [_kmeans(features, k, seed + 7919 * i) for i in range(_SEEDS)] for k in tried}
     silhouettes = {k: _silhouette(features, found[0], seed) for k, found in runs.items()}
-    ways: dict[str, tuple[int, int, int]] = {}
     if known.any():
-        truth = labels[known]
-        curves = {
-            k: np.mean([_per_class(truth, one[known]) for one in found], axis=0) for k, found in runs.items()
-        }
-        ways["k-means"] = _interval(curves, silhouettes)
-        scores = {k: float(values.mean()) for k, values in curves.items()}
-        rows = _subsample(known, seed)
-        tree = linkage(features[rows], "ward")
-        kept = labels[rows] >= 0
-        cuts = {k: fcluster(tree, k, "maxclust").astype(np.int64) for k in tried}
-        ways["tree"] = _interval(
-            {k: _per_class(labels[rows][kept], cut[kept]) for k, cut in cuts.items()}, silhouettes
-        )
+        ways, scores = _by_labels(features, labels, runs, silhouettes, seed)
+        missed = _missed(features[known], labels[known], old, seed)
+        estimate = min(_joined(list(ways.values()), old, math.sqrt(missed)), tried[-1])
         by = "labelled accuracy over k-means and Ward's tree"
     else:
         scores = silhouettes
-        stable = {k: _stability(found) for k, found in runs.items()}
-        ways["silhouette"] = _best(silhouettes)
-        ways["stability"] = _best(stable)
+        ways = {
+            "silhouette": _best(silhouettes),
+            "stability": _best({k: _stability(found) for k, found in runs.items()}),
+        }
+        estimate, missed = _joined(list(ways.values()), old), 1.0
         by = "silhouette and stability over k-means (no labels: what counts as one category is not known)"
-    estimate = _joined(list(ways.values()), old)
     middle = _kmeans(features, estimate, seed)
     moved = {}
     for name, share in (("fewer", 0.9), ("more", 1.1)):
@@ -102,14 +98,72 @@ def estimate_classes(
         )
     return ClassCount(
         estimate,
-        min(way[1] for way in ways.values()),
-        max(way[2] for way in ways.values()),
+        min(estimate, *(way[1] for way in ways.values())),
+        max(estimate, *(way[2] for way in ways.values())),
         ways,
         scores,
+        missed,
         moved,
         by,
         time.perf_counter() - began,
     )
+
+
+def _tried(images: int, old: int, largest: int) -> list[int]:
+    """The numbers that are tried, ascending."""
+    low = max(old, 2)
+    high = max(low + 1, min(largest, images // 4, max(4 * old, 12) if old else 50))
+    return [int(k) for k in np.unique(np.geomspace(low, high, 20).round())]
+
+
+def _by_labels(
+    features: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    runs: dict[int, list[NDArray[np.int64]]],
+    silhouettes: dict[int, float],
+    seed: int,
+) -> tuple[dict[str, tuple[int, int, int]], dict[int, float]]:
+    """Each way's (estimate, low, high), and k-means' score by k."""
+    known = labels >= 0
+    truth = labels[known]
+    curves = {
+        k: np.mean([_per_class(truth, one[known]) for one in found], axis=0) for k, found in runs.items()
+    }
+    rows = _subsample(known, seed)
+    tree = linkage(features[rows], "ward")
+    kept = labels[rows] >= 0
+    cuts = {k: fcluster(tree, k, "maxclust").astype(np.int64) for k in runs}
+    ways = {
+        "k-means": _interval(curves, silhouettes),
+        "tree": _interval(
+            {k: _per_class(labels[rows][kept], cut[kept]) for k, cut in cuts.items()}, silhouettes
+        ),
+    }
+    return ways, {k: float(values.mean()) for k, values in curves.items()}
+
+
+def _missed(features: NDArray[np.float32], labels: NDArray[np.int64], old: int, seed: int) -> float:
+    """The factor by which the search finds too few among the labelled images, whose number of classes is known.
+
+    Half of their classes and half of the images of the others are shown to it without labels. The mean of a few draws.
+    """
+    if old < _ENOUGH_OLD:
+        return 1.0
+    logs = []
+    for number in range(_DRAWS):
+        draw = np.random.default_rng([seed, number, 0x41D])
+        place = draw.permutation(old)[labels]
+        shown = np.where((place < old // 2) & (draw.random(len(labels)) < 0.5), place, -1)
+        if not (shown >= 0).any():
+            continue
+        runs = {
+            k: [_kmeans(features, k, seed + 7919 * number)]
+            for k in _tried(len(features), old // 2, len(features))
+        }
+        silhouettes = {k: _silhouette(features, found[0], seed) for k, found in runs.items()}
+        ways, _ = _by_labels(features, shown, runs, silhouettes, seed)
+        logs.append(math.log(old / _joined(list(ways.values()), old // 2)))
+    return math.exp(float(np.mean(logs))) if logs else 1.0
 
 
 def _kmeans(features: NDArray[np.float32], k: int, seed: int) -> NDArray[np.int64]:
@@ -148,9 +202,9 @@ def _best(scores: dict[int, float]) -> tuple[int, int, int]:
     return best, min(fits), max(fits)
 
 
-def _joined(ways: list[tuple[int, int, int]], old: int) -> int:
+def _joined(ways: list[tuple[int, int, int]], old: int, factor: float = 1.0) -> int:
     """One number out of all ways: the geometric mean, because a count is off by a factor."""
-    return max(old, 2, round(math.exp(sum(math.log(way[0]) for way in ways) / len(ways))))
+    return max(old, 2, round(factor * math.exp(sum(math.log(way[0]) for way in ways) / len(ways))))
 
 
 def _stability(found: list[NDArray[np.int64]]) -> float:

@@ -249,6 +249,7 @@ def decide_classes(settings: Settings, catalog: Catalog, features: Features | No
             "low": max(found.low, old),
             "high": found.high,
             "ways": {name: list(way) for name, way in found.ways.items()},
+            "missed": round(found.missed, 4),
             "moved": {name: round(value, 4) for name, value in found.moved.items()},
             "by": found.by,
             "scores": {str(k): round(value, 4) for k, value in found.scores.items()},

@@ -28,13 +28,29 @@ def test_well_separated_groups_are_counted_without_labels(classes: int) -> None:
     assert "silhouette" in found.by
 
 
-@pytest.mark.parametrize(("classes", "old"), [(4, 2), (6, 3), (11, 6), (16, 8)])
+@pytest.mark.parametrize(("classes", "old"), [(4, 2), (6, 3), (11, 6), (16, 8), (24, 12)])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_well_separated_groups_are_counted_with_labels(classes: int, old: int, seed: int) -> None:
     points, true = blobs(classes, 20, seed)
     found = estimate_classes(points, some_labels(true, old), old, 1000, 0)
     assert abs(found.classes - classes) <= 1
     assert "labelled accuracy" in found.by
+
+
+def test_look_alikes_that_share_clusters_are_made_up_for() -> None:
+    plain, made_up = [], []
+    for seed in range(4):
+        draw = np.random.default_rng(seed)
+        groups, _ = np.linalg.qr(draw.normal(size=(32, 32)))
+        centres = np.repeat(groups[:6], 4, axis=0) + 0.035 * draw.normal(size=(24, 32))
+        points = np.repeat(centres, 24, axis=0) + 0.05 * draw.normal(size=(24 * 24, 32))
+        points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
+        true = np.repeat(draw.permutation(24), 24)
+        found = estimate_classes(points, some_labels(true, 12), 12, 1000, seed)
+        assert found.missed > 1.05, "few of the hidden classes are found"
+        plain.append(np.exp(np.mean([np.log(way[0]) for way in found.ways.values()])) - 24)
+        made_up.append(found.classes - 24)
+    assert np.abs(made_up).mean() < np.abs(plain).mean() and np.mean(made_up) > np.mean(plain)
 
 
 def test_one_labelled_class_is_enough_to_count_the_rest() -> None:
