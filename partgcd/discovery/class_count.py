@@ -29,6 +29,7 @@ _TREE_IMAGES = 6000  # Ward's tree takes memory quadratic in the images
 _SILHOUETTE_IMAGES = 2000
 _ENOUGH_OLD = 10  # labelled classes, half of which are hidden to see how many of them are found
 _DRAWS = 12
+_DRAW_IMAGES = 3000
 _PEAK = 0.02  # a silhouette this far above both ends of the interval is a peak
 
 
@@ -149,6 +150,9 @@ def _missed(features: NDArray[np.float32], labels: NDArray[np.int64], old: int, 
     """
     if old < _ENOUGH_OLD:
         return 1.0
+    if len(labels) > _DRAW_IMAGES:
+        few = np.sort(np.random.default_rng(seed).choice(len(labels), _DRAW_IMAGES, replace=False))
+        features, labels = features[few], labels[few]
     logs = []
     for number in range(_DRAWS):
         draw = np.random.default_rng([seed, number, 0x41D])
