@@ -152,7 +152,8 @@ def _missed(features: NDArray[np.float32], labels: NDArray[np.int64], old: int, 
         return 1.0
     if len(labels) > _DRAW_IMAGES:
         few = np.sort(np.random.default_rng(seed).choice(len(labels), _DRAW_IMAGES, replace=False))
-        features, labels = features[few], labels[few]
+        features, labels = features[few], np.unique(labels[few], return_inverse=True)[1]
+        old = int(labels.max()) + 1
     logs = []
     for number in range(_DRAWS):
         draw = np.random.default_rng([seed, number, 0x41D])
