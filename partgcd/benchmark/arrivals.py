@@ -75,10 +75,10 @@ def deal(
         raise UserError(f"'{spec.folder}' has {len(names)} classes: {arrivals} arrivals need {2 * arrivals}")
     draw = np.random.default_rng([seed, 0x11FE])
     order = [names[index] for index in draw.permutation(len(names))]
-    known, rest = order[: -(-len(names) // 2)], order[-(-len(names) // 2) :]
+    known, others = order[: -(-len(names) // 2)], order[-(-len(names) // 2) :]
     introduced = dict.fromkeys(known, 0)
     if fresh:
-        for arrival, group in enumerate(np.array_split(np.array(rest), arrivals), start=1):
+        for arrival, group in enumerate(np.array_split(np.array(others), arrivals), start=1):
             introduced |= dict.fromkeys(group.tolist(), arrival)
     truth = {path: name for path, name in truth.items() if name in introduced}
     stages: list[list[str]] = [[] for _ in range(arrivals + 1)]
