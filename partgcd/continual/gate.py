@@ -56,7 +56,7 @@ class Measured:
         remembered: [H, C] champion's and candidate's probabilities of images that neither or both trained on, and their
             class [H].
         seen: [n, C] the same of the new photos; a column that the champion lacks is 0.
-        novel: [n] whether the champion called a photo novel.
+        novel: [n] whether the champion called a photo novel, or it lies farther than known images do.
         stability: of each new class.
         names: [C].
         old: number of classes that the champion knows.
@@ -122,7 +122,7 @@ def _agreement(found: Measured, margins: Margins) -> list[Check]:
         limit = _lenient(margins.disagreement, int(sure.sum()), margins.few)
         checks.append(
             Check("agreement", differ, limit, differ <= limit,
-                  f"{100 * differ:.1f}% of {int(sure.sum())} new photos that the champion was sure of "
+                  f"{100 * differ:.1f}% of {int(sure.sum())} familiar photos that the champion was sure of "
                   "are put elsewhere")
         )  # fmt: skip
     before, after = (

@@ -80,14 +80,17 @@ def count_new(
     largest: int,
     seed: int,
     asked: int | None = None,
-) -> Growth:
-    """What a champion's opinion of new photos says about how many classes are new.
+) -> tuple[Growth, NDArray[np.float64]]:
+    """What a champion's opinion of new photos says about how many classes are new, and how familiar each photo is.
 
     Args:
         exemplars: the champion's opinion of its memory; opinion: of all N images.
         labels: [N] class index of remembered images, -1 for new photos.
         sizes: images that each class had when it came, by id.
         largest, asked: as `find_growth` takes them.
+
+    Returns:
+        the growth, and `familiarity` of the n new photos.
 
     Raises:
         UserError: the champion's bundle does not say how far known images are from remembered ones.
@@ -100,16 +103,30 @@ def count_new(
     remote, nearest = remoteness(opinion.joint[torch.from_numpy(labels < 0)], remembered)
     held, _ = remoteness(exemplars.joint[torch.from_numpy(memory.held)], remembered)
     discovered = np.array([entry.kind != "old" for entry in known.bundle.manifest.classes])
-    share = unknown_share(
-        remote.numpy(), discovered[memory.classes[~memory.held][nearest.numpy()]].astype(np.int64),
-        [kept["remoteness.old"], kept["remoteness.discovered"]],
-        held.numpy()[~discovered[memory.classes[memory.held]]],
-    )  # fmt: skip
+    kind = discovered[memory.classes[~memory.held][nearest.numpy()]].astype(np.int64)
+    usual = [kept["remoteness.old"], kept["remoteness.discovered"]]
+    share = unknown_share(remote.numpy(), kind, usual, held.numpy()[~discovered[memory.classes[memory.held]]])
     came = [sizes.get(entry.id, entry.labelled + entry.assigned) for entry in carried.classes]
     typical = float(np.median(came))
-    return find_growth(
+    growth = find_growth(
         opinion.joint.numpy(), labels, len(carried.classes), share, typical, largest, seed, asked
     )
+    return growth, familiarity(remote.numpy(), kind, usual)
+
+
+def familiarity(
+    remote: NDArray[np.floating], kind: NDArray[np.integer], familiar: Sequence[NDArray[np.floating]]
+) -> NDArray[np.float64]:
+    """Of each of n photos the share of images of known classes that are at least as far, [n] in 0..1: a p-value.
+
+    Args:
+        remote, kind, familiar: as `unknown_share` takes them.
+    """
+    found = np.zeros(len(remote))
+    for index, quantiles in enumerate(familiar):
+        own = kind == index
+        found[own] = 1.0 - np.interp(remote[own], quantiles, np.linspace(0.0, 1.0, len(quantiles)))
+    return found
 
 
 def unknown_share(
@@ -138,18 +155,18 @@ def _share_of_kinds(
     remote: NDArray[np.floating], kind: NDArray[np.integer], familiar: Sequence[NDArray[np.floating]]
 ) -> Unknown:
     total, variance = 0.0, 0.0
-    for index, quantiles in enumerate(familiar):
-        own = remote[kind == index]
+    found = familiarity(remote, kind, familiar)
+    for index in range(len(familiar)):
+        own = found[kind == index]
         if len(own):
-            share, error = _share(own, quantiles)
+            share, error = _share(own)
             total += share * len(own)
             variance += (error * len(own)) ** 2
     return Unknown(total / len(remote), math.sqrt(variance) / len(remote))
 
 
-def _share(remote: NDArray[np.floating], familiar: NDArray[np.floating]) -> tuple[float, float]:
-    """The share of one kind, and its standard error."""
-    p = 1.0 - np.interp(remote, familiar, np.linspace(0.0, 1.0, len(familiar)))
+def _share(p: NDArray[np.float64]) -> tuple[float, float]:
+    """The share of one kind's photos by their `familiarity`, and its standard error."""
     known = np.array([(p > tail).mean() / (1 - tail) for tail in _TAILS])
     share = float(np.clip(1.0 - known, 0.0, 1.0).mean())
     middle = _TAILS[len(_TAILS) // 2]

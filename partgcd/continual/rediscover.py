@@ -187,7 +187,7 @@ def _attempt(
             stopping_ticker(world, "champion's opinion"),
         )  # fmt: skip
         new = catalog.labels < 0
-        growth = count_new(
+        growth, familiar = count_new(
             known, carried, exemplars, opinion, catalog.labels, first_sizes(registry), _MOST_NEW, settings.seed,
             request.classes,
         )  # fmt: skip
@@ -212,7 +212,9 @@ def _attempt(
             run, settings, catalog, world, start, carried, parted, memory.seen, new_ids, max(numbered, 0)
         )
         beside = _holdout(request, registry, settings, run, ids)
-        found = measure(settings, known, overlay, carried, parted, catalog, opinion, trained, world, beside)
+        found = measure(
+            settings, known, overlay, carried, parted, catalog, opinion, familiar, trained, world, beside
+        )
         checks = judge(found, request.margins)
         out = run.path / "bundle"
         if not (out / MANIFEST).exists():
