@@ -26,7 +26,7 @@ _NEAR = 0.5
 """Familiarity of photos that have to stay where they are.
 
 A model is sure of many photos of classes that it does not know. On left-out products 30, 15 and 28% of the photos it
-was sure of were such ones, and they were all that moved; of those nearer than half of the known images 0, 9 and 5% were.
+was sure of were such ones, and they were all that moved; of those nearer than half of the known images 0, 9, 5% were.
 """
 
 HeldOut = tuple[NDArray[np.uint8], NDArray[np.int64]]
@@ -84,7 +84,8 @@ def measure(
     return Measured(
         (answers[0], answers[1], truth),
         (_columns(overlay, carried, opinion, total)[fresh], seen),
-        (opinion.novelty.numpy()[fresh] > known.bundle.manifest.novelty.threshold) | (familiar < _NEAR),
+        opinion.novelty.numpy()[fresh] > known.bundle.manifest.novelty.threshold,
+        familiar >= _NEAR,
         stability(features[likely], groups, settings.seed),
         [record.name for record in trained.records],
         old,

@@ -56,7 +56,8 @@ class Measured:
         remembered: [H, C] champion's and candidate's probabilities of images that neither or both trained on, and their
             class [H].
         seen: [n, C] the same of the new photos; a column that the champion lacks is 0.
-        novel: [n] whether the champion called a photo novel, or it lies farther than known images do.
+        novel: [n] whether the champion called a photo novel.
+        near: [n] whether it lies as near to remembered images as photos of known classes mostly do.
         stability: of each new class.
         names: [C].
         old: number of classes that the champion knows.
@@ -65,6 +66,7 @@ class Measured:
     remembered: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
     seen: tuple[NDArray[np.float32], NDArray[np.float32]]
     novel: NDArray[np.bool_]
+    near: NDArray[np.bool_]
     stability: list[float]
     names: list[str]
     old: int
@@ -113,7 +115,7 @@ def calibration_error(probabilities: NDArray[np.float32], truth: NDArray[np.int6
 
 
 def _agreement(found: Measured, margins: Margins) -> list[Check]:
-    checks, familiar = [], ~found.novel
+    checks, familiar = [], ~found.novel & found.near
     # New photos alone: remembered images that both trained on would hide what moved among those.
     before, after = (each[familiar] for each in found.seen)
     sure = before.max(axis=1) >= SURE

@@ -18,7 +18,7 @@ def measured(held: list[int], after: list[int], seen: list[int], now: list[int],
     """Two known classes and two new ones; the champion was right about all held-out images."""
     found = Measured(
         (sure(held), sure(after), np.array(held)), (sure(seen), sure(now)), np.zeros(len(seen), bool),
-        [0.9, 0.8], ["ash", "birch", "new-1", "new-2"], 2,
+        np.ones(len(seen), bool), [0.9, 0.8], ["ash", "birch", "new-1", "new-2"], 2,
     )  # fmt: skip
     return replace(found, **more)  # type: ignore[arg-type]
 
@@ -45,6 +45,7 @@ def test_sure_images_that_move_fail_unless_the_champion_found_them_strange() -> 
     found = measured([0] * 10, [0] * 10, [0] * 40, [0] * 30 + [2] * 10)
     assert failed(found) == {"agreement"}
     assert failed(replace(found, novel=np.arange(40) >= 30)) == set()
+    assert failed(replace(found, near=np.arange(40) < 30)) == set(), "they lie far from what is remembered"
     assert failed(found, Margins(disagreement=0.3)) == set()
 
 
