@@ -12,7 +12,7 @@ from scipy.stats import t as student
 from partgcd.benchmark.table import spread
 
 COLUMNS = ["set", "stage", "method", "seeds", "All", "Old", "New", "earlier", "forgetting", "new classes",
-           "seconds"]  # fmt: skip
+           "seconds", "CPU seconds"]  # fmt: skip
 
 
 def rows(results: Iterable[dict[str, Any]], methods: list[str]) -> list[dict[str, str]]:
@@ -37,8 +37,9 @@ def _row(key: tuple[str, int, str], runs: list[dict[str, Any]]) -> dict[str, str
     row["forgetting"] = interval([100 * run["forgetting"] for run in runs if "forgetting" in run])
     found = [run for run in runs if run.get("new_classes") is not None]
     row["new classes"] = " ".join(f"{run['new_classes']}/{run['true_new']}" for run in found)
-    seconds = [run["seconds"] for run in runs if "seconds" in run]
-    row["seconds"] = f"{statistics.mean(seconds):.0f}" if seconds else ""
+    for column, name in (("seconds", "seconds"), ("CPU seconds", "cpu_seconds")):
+        spent = [run[name] for run in runs if name in run]
+        row[column] = f"{statistics.mean(spent):.0f}" if spent else ""
     return row
 
 

@@ -92,7 +92,7 @@ def test_an_id_that_means_another_class_is_seen() -> None:
 def test_the_table_pairs_forgetting_by_seed() -> None:
     results = [
         {"set": "s", "stage": 1, "method": "rediscover", "seed": seed, "forgetting": 0.01 * seed, "new_classes": 2,
-         "true_new": 3, "seconds": 10.0, "accuracy": {"all": 0.5, "old": 0.6, "new": 0.4, "earlier": None}}
+         "true_new": 3, "seconds": 10.0, "cpu_seconds": 7.0, "accuracy": {"all": 0.5, "old": 0.6, "new": 0.4, "earlier": None}}
         for seed in (0, 1, 2)
     ]  # fmt: skip
     (row,) = rows(results, ["rediscover"])
@@ -100,6 +100,7 @@ def test_the_table_pairs_forgetting_by_seed() -> None:
         row["forgetting"] == "1.0 [-1.5, 3.5]"
         and row["new classes"] == "2/3 2/3 2/3"
         and row["All"] == "50.0 ± 0.0"
+        and (row["seconds"], row["CPU seconds"]) == ("10", "7")
     )
     assert interval([3.0]) == "3.0" and interval([]) == ""
     assert (
