@@ -92,7 +92,8 @@ def test_an_id_that_means_another_class_is_seen() -> None:
 def test_the_table_pairs_forgetting_by_seed() -> None:
     results = [
         {"set": "s", "stage": 1, "method": "rediscover", "seed": seed, "forgetting": 0.01 * seed, "new_classes": 2,
-         "true_new": 3, "seconds": 10.0, "cpu_seconds": 7.0, "accuracy": {"all": 0.5, "old": 0.6, "new": 0.4, "earlier": None}}
+         "true_new": 3, "seconds": 10.0, "cpu_seconds": 7.0,
+         "accuracy": {"all": 0.5, "old": 0.6, "new": 0.4, "earlier": None}}
         for seed in (0, 1, 2)
     ]  # fmt: skip
     (row,) = rows(results, ["rediscover"])
