@@ -67,7 +67,7 @@ def predict(
     out = model.backbone.block(tokens)
     cosine = model.prototypes(out.cls.float())
     assigned = cosine.argmax(dim=1)
-    maps = parts.maps(model.mixture_patches(tokens), assigned, part_settings.temperature)
+    maps = parts.maps(model.mixture_patches(tokens, out), assigned, part_settings.temperature)
     feature, _ = model.part_branch(out, maps)
     overall = (cosine / temperature).softmax(dim=1)
     part = (model.part_cosine(feature.float()) / temperature).softmax(dim=1)

@@ -65,10 +65,14 @@ class DiscoveryModel(nn.Module):
         return Outputs(out.cls, out.attention, part, parts)
 
     @torch.no_grad()
-    def mixture_patches(self, tokens: Tensor) -> Tensor:
-        """What mixtures see of trunk tokens [B, T, Dt]: [B, P, Dt] frozen patches, or [B, P, D] learned ones."""
+    def mixture_patches(self, tokens: Tensor, out: BlockOut | None = None) -> Tensor:
+        """What mixtures see of trunk tokens [B, T, Dt]: [B, P, Dt] frozen patches, or [B, P, D] learned ones.
+
+        Args:
+            out: the block's output, where it is at hand.
+        """
         if self.learned_patches:
-            return self.backbone.block(tokens).patches
+            return (out or self.backbone.block(tokens)).patches.detach()
         return self.backbone.frozen_patches(tokens)
 
     def part_branch(self, out: BlockOut, maps: Tensor) -> tuple[Tensor, Tensor]:
