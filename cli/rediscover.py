@@ -35,7 +35,7 @@ def rediscover(
     new_classes: Annotated[
         int | None, typer.Option(help="How many new classes there are; estimated if not given.", min=0)
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the images.", min=1)] = 8,
+    epochs: Annotated[int, typer.Option(help="Passes over the images.", min=1)] = 6,
     max_forgetting: Annotated[
         float, typer.Option(help="Accuracy of known classes that may be lost.", min=0, max=1)
     ] = 0.02,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from partgcd.cli.rediscover import _bare, run_as_job, seconds_of
+from partgcd.cli.rediscover import _bare, rediscover, run_as_job, seconds_of
 from partgcd.config.errors import UserError
+from partgcd.continual.candidate import EPOCHS
 from partgcd.continual.registry import Registry
 
 Partgcd = Callable[..., Any]
@@ -34,6 +36,11 @@ def test_nothing_new_is_done_at_once(partgcd: Partgcd, tmp_path: Path) -> None:
     Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / "new" / "one.png")
     answer = partgcd(*LOOK, "--min-new", "5")
     assert answer.code == 0 and answer.out == "1 of 5 new photos: not yet\n"
+
+
+def test_the_command_trains_as_long_as_the_library_does() -> None:
+    given = inspect.signature(rediscover).parameters["epochs"].default
+    assert given == EPOCHS, "the command names it itself, as --help must not wait for torch"
 
 
 def test_only_files_that_can_not_be_read_fail(partgcd: Partgcd, tmp_path: Path) -> None:
