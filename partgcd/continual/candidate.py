@@ -16,11 +16,10 @@ from torch.nn import Parameter
 from torch.nn.functional import normalize
 
 from partgcd.config.tree import Settings
-from partgcd.continual.carry import Carried, start_tensors, targets_of
+from partgcd.continual.carry import Carried, Standing, start_tensors, targets_of
 from partgcd.continual.growth import SMALLEST, Growth
 from partgcd.continual.identity import mint
-from partgcd.continual.overlay import Overlay
-from partgcd.continual.recall import Known, Memory, Opinion
+from partgcd.continual.recall import Memory, Opinion
 from partgcd.data.catalog import Catalog
 from partgcd.discovery.classes import ClassRecord, Nearest
 from partgcd.discovery.fit import Fitted, fit
@@ -129,8 +128,8 @@ def join_catalog(fresh: Catalog, classes: list[str], parted: Parted) -> Catalog:
 
 
 def new_alone(
-    catalog: Catalog, settings: Settings, opinion: Opinion, growth: Growth
-) -> tuple[Catalog, Settings, Opinion, Growth]:
+    catalog: Catalog, settings: Settings, standing: Standing, growth: Growth
+) -> tuple[Catalog, Settings, Standing, Growth]:
     """The same without anything that is remembered, for plain fine-tuning: no label, no refit that needs one."""
     rows = np.flatnonzero((catalog.labels < 0) & ~np.char.startswith(np.array(catalog.paths), "replay/"))
     picked = torch.from_numpy(rows)
@@ -139,19 +138,19 @@ def new_alone(
         labels=catalog.labels[rows], sizes=catalog.sizes[rows],
     )  # fmt: skip
     discovery = settings.discovery.model_copy(update={"prototype_refits": []})
+    opinion = standing.opinion
     part = opinion.part[picked] if opinion.part is not None else None
     told = Opinion(opinion.fused[picked], opinion.cls[picked], part, opinion.novelty[picked])
-    alone_settings = settings.model_copy(update={"discovery": discovery})
-    return alone, alone_settings, told, replace(growth, clusters=growth.clusters[rows])
+    return (
+        alone,
+        settings.model_copy(update={"discovery": discovery}),
+        replace(standing, opinion=told, labels=alone.labels),
+        replace(growth, clusters=growth.clusters[rows]),
+    )
 
 
 def warm_start(
-    known: Known,
-    overlay: Overlay,
-    carried: Carried,
-    exemplars: Opinion,
-    opinion: Opinion,
-    labels: NDArray[np.int64],
+    standing: Standing,
     growth: Growth,
     replay: NDArray[np.float16],
     strength: float = STRENGTH,
@@ -159,10 +158,10 @@ def warm_start(
     """What the fit begins with.
 
     Args:
-        exemplars: the champion's opinion of its memory; opinion: of all N images of the catalog.
-        labels: [N] class index, -1 for new photos.
+        replay: trunk tokens of the images without pixels, in the catalog's order.
         strength: of the term against forgetting; 0 leaves it out.
     """
+    known, carried, opinion, labels = standing.known, standing.carried, standing.opinion, standing.labels
     old = len(carried.classes)
     clusters: list[tuple[Tensor, Tensor | None]] = []
     for index in range(old, old + growth.classes):
@@ -170,10 +169,10 @@ def warm_start(
         clusters.append((
             opinion.cls[rows].mean(dim=0), opinion.part[rows].mean(dim=0) if opinion.part is not None else None
         ))  # fmt: skip
-    tensors, bank = start_tensors(known, carried, exemplars, clusters)
+    tensors, bank = start_tensors(known, carried, standing.exemplars, clusters)
     teacher = None
     if strength > 0:
-        targets = targets_of(overlay, carried, opinion, old + growth.classes)
+        targets = targets_of(standing.overlay, carried, opinion, old + growth.classes)
         weights = torch.from_numpy((labels >= 0).astype(np.float32))
         teacher = Teacher(targets, weights, strength)
     projection = known.parts.projection if known.parts is not None else None

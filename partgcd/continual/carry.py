@@ -36,6 +36,24 @@ class Carried:
     dropped: list[ClassEntry]
 
 
+@dataclass(frozen=True)
+class Standing:
+    """A champion before a training goes on from it.
+
+    Attributes:
+        exemplars: its opinion of its memory.
+        opinion: its opinion of the N images at hand, new photos and remembered ones.
+        labels: [N] class index of remembered images, -1 for new photos.
+    """
+
+    known: Known
+    overlay: Overlay
+    carried: Carried
+    exemplars: Opinion
+    opinion: Opinion
+    labels: NDArray[np.int64]
+
+
 def carried_classes(known: Known, overlay: Overlay, exemplars: Opinion) -> Carried:
     """Which classes go on: those that the overlay answers with and that have an exemplar to be held to.
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from partgcd.config.tree import Settings
 from partgcd.continual.candidate import Parted, Trained
-from partgcd.continual.carry import Carried
-from partgcd.continual.gate import SURE, Check, Measured
+from partgcd.continual.carry import Carried, Standing
+from partgcd.continual.gate import NEW_CLASS, SURE, Check, Measured
 from partgcd.continual.growth import Growth, stability
 from partgcd.continual.intake import Arrivals
 from partgcd.continual.overlay import Overlay
-from partgcd.continual.recall import Known, Opinion, ask
+from partgcd.continual.recall import Opinion, ask
 from partgcd.data.catalog import Catalog
 from partgcd.run.world import World
 
@@ -34,12 +34,8 @@ HeldOut = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 def measure(
     settings: Settings,
-    known: Known,
-    overlay: Overlay,
-    carried: Carried,
+    standing: Standing,
     parted: Parted,
-    catalog: Catalog,
-    opinion: Opinion,
     familiar: NDArray[np.float64],
     trained: Trained,
     world: World,
@@ -48,10 +44,10 @@ def measure(
     """Champion and candidate on the remembered and held-out images and the new photos.
 
     Args:
-        opinion: the champion's, of all images of the catalog.
         familiar: `growth.familiarity` of the new photos.
         beside: pixels [H, 3, S, S] and class of images that a person holds out beside the memory's.
     """
+    known, overlay, carried = standing.known, standing.overlay, standing.carried
     old, total = len(carried.classes), len(trained.records)
     tokens = [torch.from_numpy(parted.scored.tokens).float()]
     truth = parted.scored_classes
@@ -75,7 +71,7 @@ def measure(
         answers.append(
             _columns(overlay, carried, found, total) if model is known.model else found.fused.numpy()
         )
-    fresh = np.flatnonzero(catalog.labels < 0)
+    fresh = np.flatnonzero(standing.labels < 0)
     seen = trained.fused[fresh]
     told = seen.argmax(axis=1)
     features = trained.features[fresh]
@@ -83,8 +79,8 @@ def measure(
     groups = [told[likely] == index for index in range(old, total)]
     return Measured(
         (answers[0], answers[1], truth),
-        (_columns(overlay, carried, opinion, total)[fresh], seen),
-        opinion.novelty.numpy()[fresh] > known.bundle.manifest.novelty.threshold,
+        (_columns(overlay, carried, standing.opinion, total)[fresh], seen),
+        standing.opinion.novelty.numpy()[fresh] > known.bundle.manifest.novelty.threshold,
         familiar >= _NEAR,
         stability(features[likely], groups, settings.seed),
         [record.name for record in trained.records],
@@ -118,6 +114,7 @@ def describe_changes(
     before, after = found.seen
     told, sure = after.argmax(axis=1), after.max(axis=1)
     first, surely = before.argmax(axis=1), before.max(axis=1)
+    steady = [check.passed for check in checks if check.name == NEW_CLASS]
     appeared, grew = [], []
     for record in records:
         own = np.flatnonzero(told == record.index)
@@ -129,6 +126,7 @@ def describe_changes(
         if record.index >= old:
             entry |= {
                 "stability": round(found.stability[record.index - old], 3),
+                "steady": steady[record.index - old],
                 "nearest": [{"name": near.name, "cosine": near.cosine} for near in record.nearest],
                 "came_from": _shares(first[own], found.names),
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,11 @@ def read_identity(registry: Registry) -> Identity:
 def list_classes(registry: Registry) -> list[ClassRow]:
     """Every class that ever was, oldest first; those of the champion (or the newest version) are active."""
     identity, versions = read_identity(registry), registry.versions()
-    first, entries = _first_seen(versions)
+    first: dict[str, tuple[int, int]] = {}
+    entries: dict[str, ClassEntry] = {}
+    for number, told in _told(versions):
+        first.setdefault(told.id, (number, told.index))
+        entries[told.id] = told
     champion = registry.aliases().get("champion", versions[-1].number if versions else 0)
     current = [version for version in versions if version.number == champion]
     columns = {entry.id: entry for entry in _entries(current[0])} if current else {}
@@ -286,21 +291,15 @@ def _entries(version: Version) -> list[ClassEntry]:
 def first_sizes(registry: Registry) -> dict[str, int]:
     """Images, labelled and assigned, that each class had in the first version that knew it."""
     sizes: dict[str, int] = {}
-    for version in registry.versions():
-        for entry in _entries(version):
-            sizes.setdefault(entry.id, entry.labelled + entry.assigned)
+    for _, entry in _told(registry.versions()):
+        sizes.setdefault(entry.id, entry.labelled + entry.assigned)
     return sizes
 
 
-def _first_seen(versions: list[Version]) -> tuple[dict[str, tuple[int, int]], dict[str, ClassEntry]]:
-    """(version, column) that every class first had, and its newest entry."""
-    first: dict[str, tuple[int, int]] = {}
-    newest: dict[str, ClassEntry] = {}
+def _told(versions: list[Version]) -> Iterator[tuple[int, ClassEntry]]:
+    """Every class as every version tells it, with the version's number, oldest first."""
     for version in versions:
-        for index, name in enumerate(version.class_ids):
-            first.setdefault(name, (version.number, index))
-        newest |= {entry.id: entry for entry in _entries(version)}
-    return first, newest
+        yield from ((version.number, entry) for entry in _entries(version))
 
 
 def _age(name: str, first: dict[str, tuple[int, int]], identity: Identity) -> tuple[int, int, int, int]:

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 SURE = 0.9
 """Probability from which the champion counts as sure of an image."""
 
+NEW_CLASS = "new class"
+"""Name of the check that there is one of for each new class, in their order."""
+
 _ERROR_BINS = 10
 
 
@@ -96,7 +99,7 @@ def judge(found: Measured, margins: Margins) -> list[Check]:
     for index, value in enumerate(found.stability):
         name = found.names[found.old + index]
         checks.append(
-            Check("new class", value, margins.stability, value >= margins.stability,
+            Check(NEW_CLASS, value, margins.stability, value >= margins.stability,
                   f"'{name}' is found again by {100 * value:.0f}%")
         )  # fmt: skip
     return checks

@@ -26,8 +26,7 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 
 from partgcd.config.errors import UserError
-from partgcd.continual.carry import Carried
-from partgcd.continual.recall import Known, Opinion
+from partgcd.continual.carry import Standing
 from partgcd.discovery.semi_kmeans import semi_kmeans
 from partgcd.export.bundle import EXEMPLARS, read_tensors
 from partgcd.export.novelty import remoteness
@@ -71,11 +70,7 @@ class Growth:
 
 
 def count_new(
-    known: Known,
-    carried: Carried,
-    exemplars: Opinion,
-    opinion: Opinion,
-    labels: NDArray[np.int64],
+    standing: Standing,
     sizes: Mapping[str, int],
     largest: int,
     seed: int,
@@ -84,8 +79,6 @@ def count_new(
     """What a champion's opinion of new photos says about how many classes are new, and how familiar each photo is.
 
     Args:
-        exemplars: the champion's opinion of its memory; opinion: of all N images.
-        labels: [N] class index of remembered images, -1 for new photos.
         sizes: images that each class had when it came, by id.
         largest, asked: as `find_growth` takes them.
 
@@ -95,21 +88,23 @@ def count_new(
     Raises:
         UserError: the champion's bundle does not say how far known images are from remembered ones.
     """
+    known, opinion, fresh = standing.known, standing.opinion, standing.labels < 0
     kept = read_tensors(known.bundle, EXEMPLARS)
     if "remoteness.old" not in kept:
         raise UserError("the champion was exported by an older program: export its run again and add it", 1)
     memory = known.memory
-    remembered = exemplars.joint[torch.from_numpy(~memory.held)]
-    remote, nearest = remoteness(opinion.joint[torch.from_numpy(labels < 0)], remembered)
-    held, _ = remoteness(exemplars.joint[torch.from_numpy(memory.held)], remembered)
+    exemplars = standing.exemplars.joint
+    remembered = exemplars[torch.from_numpy(~memory.held)]
+    remote, nearest = remoteness(opinion.joint[torch.from_numpy(fresh)], remembered)
+    held, _ = remoteness(exemplars[torch.from_numpy(memory.held)], remembered)
     discovered = np.array([entry.kind != "old" for entry in known.bundle.manifest.classes])
     kind = discovered[memory.classes[~memory.held][nearest.numpy()]].astype(np.int64)
     usual = [kept["remoteness.old"], kept["remoteness.discovered"]]
     share = unknown_share(remote.numpy(), kind, usual, held.numpy()[~discovered[memory.classes[memory.held]]])
-    came = [sizes.get(entry.id, entry.labelled + entry.assigned) for entry in carried.classes]
-    typical = float(np.median(came))
+    classes = standing.carried.classes
+    typical = float(np.median([sizes.get(entry.id, entry.labelled + entry.assigned) for entry in classes]))
     growth = find_growth(
-        opinion.joint.numpy(), labels, len(carried.classes), share, typical, largest, seed, asked
+        opinion.joint.numpy(), standing.labels, len(classes), share, typical, largest, seed, asked
     )
     return growth, familiarity(remote.numpy(), kind, usual)
 

@@ -32,7 +32,7 @@ from partgcd.continual.candidate import (
     train,
     warm_start,
 )
-from partgcd.continual.carry import carried_classes
+from partgcd.continual.carry import Standing, carried_classes
 from partgcd.continual.changes import describe_changes, measure
 from partgcd.continual.classes import first_sizes, list_classes
 from partgcd.continual.gate import Check, Margins, judge
@@ -56,6 +56,7 @@ from partgcd.run.folder import RunFolder
 from partgcd.run.world import SoloWorld, World
 
 _MOST_NEW = 1000
+_VAGUE = 0.75  # width of an interval of a share from which on it says nothing
 
 Render = Callable[[Mapping[str, Any], Callable[[list[int]], NDArray[np.uint8]] | None], bytes]
 
@@ -186,11 +187,11 @@ def _attempt(
             lambda rows: base.evaluation.read(rows, world.device), np.arange(len(catalog)), base.autocast,
             stopping_ticker(world, "champion's opinion"),
         )  # fmt: skip
+        standing = Standing(known, overlay, carried, exemplars, opinion, catalog.labels)
         new = catalog.labels < 0
         growth, familiar = count_new(
-            known, carried, exemplars, opinion, catalog.labels, first_sizes(registry), _MOST_NEW, settings.seed,
-            request.classes,
-        )  # fmt: skip
+            standing, first_sizes(registry), _MOST_NEW, settings.seed, request.classes
+        )
         unfamiliar = int((opinion.novelty.numpy()[new] > bundle.manifest.novelty.threshold).sum())
         if growth.classes == 0:
             return Outcome(
@@ -201,20 +202,15 @@ def _attempt(
         new_ids = _ids(run, growth.classes, taken)
         numbered = len(taken) - len([entry for entry in bundle.manifest.classes if entry.kind == "old"])
         if not request.replay:
-            catalog, settings, opinion, growth = new_alone(catalog, settings, opinion, growth)
+            catalog, settings, standing, growth = new_alone(catalog, settings, standing, growth)
             catalog.save(run.path)
             replay = replay[:0]
-        start = warm_start(
-            known, overlay, carried, exemplars, opinion, catalog.labels, growth, replay,
-            STRENGTH if request.replay else 0.0,
-        )  # fmt: skip
+        start = warm_start(standing, growth, replay, STRENGTH if request.replay else 0.0)
         trained = train(
             run, settings, catalog, world, start, carried, parted, memory.seen, new_ids, max(numbered, 0)
         )
         beside = _holdout(request, registry, settings, run, ids)
-        found = measure(
-            settings, known, overlay, carried, parted, catalog, opinion, familiar, trained, world, beside
-        )
+        found = measure(settings, standing, parted, familiar, trained, world, beside)
         checks = judge(found, request.margins)
         out = run.path / "bundle"
         if not (out / MANIFEST).exists():
@@ -342,8 +338,10 @@ def _tokens(values: NDArray[np.float16]) -> torch.Tensor:
 
 
 def _share(growth: Growth) -> str:
-    low, high = (growth.unknown.share + side * 2 * growth.unknown.error for side in (-1, 1))
-    return f"; unknown classes have {100 * max(low, 0):.0f} to {100 * min(high, 1):.0f}% of them"
+    low, high = (min(max(growth.unknown.share + side * 2 * growth.unknown.error, 0), 1) for side in (-1, 1))
+    if high - low > _VAGUE:
+        return "; too few to tell what share unknown classes have"
+    return f"; unknown classes have {100 * low:.0f} to {100 * high:.0f}% of them"
 
 
 def _nothing(arrivals: Arrivals) -> Outcome:

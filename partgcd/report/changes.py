@@ -39,6 +39,7 @@ def render_changes(changes: Mapping[str, Any], pixels: Pixels | None) -> bytes:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["plain"] = lambda text: printable(str(text))[:120]
+    environment.filters["whole"] = lambda value: f"{100 * float(value):.0f}%"
     environment.filters["percent"] = lambda value: f"{100 * float(value):.1f}%"
     page = environment.get_template("changes.html.j2").render(
         c=changes, picture=picture, style=Markup((_HERE / "style.css").read_text("utf-8")),

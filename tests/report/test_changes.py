@@ -19,7 +19,7 @@ def changes() -> dict[str, Any]:
         "seconds": 12.5, "moved": 1,
         "photos": {"new": 9, "seen": 1, "copies": 2, "broken": 3, "unfamiliar": 4, "replayed": 5},
         "checks": [{"name": "agreement", "value": 0.2, "limit": 0.05, "passed": False, "told": "20% moved"}],
-        "appeared": [{"id": "c-9", "name": "new-01 near <b>ash</b>", "photos": 4, "stability": 0.8,
+        "appeared": [{"id": "c-9", "name": "new-01 near <b>ash</b>", "photos": 4, "stability": 0.8, "steady": True,
                       "images": [image(0), image(1)], "nearest": [{"name": "ash", "cosine": 0.5}],
                       "came_from": [{"name": "ash", "photos": 3}]}],
         "grew": [{"id": "c-1", "name": "ash", "photos": 5, "images": [image(2)]}], "dropped": ["c-7"],
@@ -42,7 +42,7 @@ def test_the_page_tells_what_changed_and_shows_it(changes: dict[str, Any]) -> No
         "from version 3",
         "20% moved",
         "c-9",
-        "80.0%",
+        "found again by 80% over two clusterings.",
         "c-7",
         "birch",
         "2 were sought",
@@ -52,6 +52,14 @@ def test_the_page_tells_what_changed_and_shows_it(changes: dict[str, Any]) -> No
     assert "<b>ash</b>" not in page and "&lt;b&gt;ash&lt;/b&gt;" in page, "names are text, never markup"
     assert "photo <0>" not in page
     assert "http://" not in page and "https://" not in page and "<script" not in page
+
+
+def test_a_class_that_is_not_found_again_is_marked(changes: dict[str, Any]) -> None:
+    mark = "it may not be a class"
+    assert mark not in render_changes(changes, None).decode()
+    changes["appeared"][0] |= {"stability": 0.004, "steady": False}
+    page = render_changes(changes, None).decode()
+    assert "found again by 0% over two clusterings" in page and mark in page
 
 
 def test_without_pixels_there_are_no_pictures(changes: dict[str, Any]) -> None:
