@@ -21,6 +21,22 @@ def test_eight_bits_answer_nearly_alike_and_take_less_room(model: Any) -> None:
     assert 0 < np.abs(before["global"] - after["global"]).max() < 0.05
 
 
+def test_sums_are_exact_on_every_cpu(model: Any) -> None:
+    """Without dot-product instructions two products are added in 16 bits, and what does not fit is cut off."""
+    import onnx
+    from onnx import numpy_helper
+
+    lowered = onnx.load_model_from_string(to_int8(model))
+    used = {node.input[1] for node in lowered.graph.node if node.op_type == "MatMulInteger"}
+    weights = [numpy_helper.to_array(each) for each in lowered.graph.initializer if each.name in used]
+    assert weights and all(value.dtype == np.int8 for value in weights)
+    for value in weights:
+        pairs = value[: len(value) // 2 * 2].astype(np.int64).reshape(-1, 2, value.shape[1])
+        for side in (pairs, -pairs):
+            assert 255 * np.maximum(side, 0).sum(axis=1).max() <= 32767
+        assert np.abs(pairs).max() > 100, "hardly a level is given away"
+
+
 def test_an_answer_does_not_depend_on_the_images_beside_it(model: Any) -> None:
     session, pixels = open_session(to_int8(model), 1, "cpu"), pixels_of(5)
     pixels[1:3] //= 16
