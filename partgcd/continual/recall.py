@@ -19,7 +19,6 @@ from partgcd.export.bundle import BANK, EXEMPLARS, WEIGHTS, Bundle, read_tensors
 from partgcd.export.novelty import RatioScale, joint_features, log_ratio, novelty
 from partgcd.export.source import rebuild
 from partgcd.model.module import DiscoveryModel
-from partgcd.parts.projection import project
 
 _BATCH = 128
 
@@ -141,11 +140,10 @@ def ask(
         with autocast():
             found = predict(model, parts, tokens, settings.parts, settings.discovery)
         ratio = None
-        if parts is not None and scale is not None:
-            points = project(parts.projection, model.mixture_patches(tokens))
+        if parts is not None and found.points is not None and scale is not None:
             ratio = log_ratio(
                 parts,
-                points,
+                found.points,
                 found.attention.float(),
                 found.fused.argmax(dim=1),
                 settings.parts.attention_filter,

@@ -32,6 +32,7 @@ class Prediction(NamedTuple):
         part: [B, C] part head's, None without parts.
         fused: [B, C] mean of both softmaxes of Eq. 14 (their weighted sum, divided by the weights).
         assigned: [B] the class whose mixture made the parts.
+        points: [B, P, d] patches as the mixtures see them, None without parts.
         maps: [B, P, K] part attention maps, None without parts.
         cls, feature: [B, D] class token and part-enhanced feature (None without parts).
         attention: [B, P] class attention.
@@ -41,6 +42,7 @@ class Prediction(NamedTuple):
     part: Tensor | None
     fused: Tensor
     assigned: Tensor
+    points: Tensor | None
     maps: Tensor | None
     cls: Tensor
     feature: Tensor | None
@@ -63,14 +65,15 @@ def predict(
     if parts is None or model.adapter is None:
         cls, attention = model.backbone.class_token(tokens)
         overall = (model.prototypes(cls.float()) / temperature).softmax(dim=1)
-        return Prediction(overall, None, overall, overall.argmax(dim=1), None, cls, None, attention)
+        return Prediction(overall, None, overall, overall.argmax(dim=1), None, None, cls, None, attention)
     out = model.backbone.block(tokens)
     cosine = model.prototypes(out.cls.float())
     assigned = cosine.argmax(dim=1)
-    maps = parts.maps(model.mixture_patches(tokens, out), assigned, part_settings.temperature)
+    points = project(parts.projection, model.mixture_patches(tokens, out))
+    maps = part_maps(parts.bank, points, assigned, part_settings.temperature)
     feature, _ = model.part_branch(out, maps)
     overall = (cosine / temperature).softmax(dim=1)
     part = (model.part_cosine(feature.float()) / temperature).softmax(dim=1)
     weight = discovery.fusion_part_weight
     fused = (overall + weight * part) / (1.0 + weight)
-    return Prediction(overall, part, fused, assigned, maps, out.cls, feature, out.attention)
+    return Prediction(overall, part, fused, assigned, points, maps, out.cls, feature, out.attention)

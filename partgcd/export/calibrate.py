@@ -21,7 +21,6 @@ from partgcd.export.novelty import (
 from partgcd.export.source import Source
 from partgcd.parts.maps import attention_filter
 from partgcd.parts.mixture import sample_rows
-from partgcd.parts.projection import project
 
 MOST_IMAGES = 4000
 """Images looked at; of a larger run a seeded sample."""
@@ -61,14 +60,13 @@ def calibrate(source: Source, progress: Callable[[str, int, int], None]) -> Cali
         found = predict(source.model, parts, tokens, settings.parts, settings.discovery)
         fused.append(found.fused)
         best.append(found.overall.topk(2, dim=1).values)
-        if parts is not None:
-            points = project(parts.projection, source.model.mixture_patches(tokens))
+        if found.points is not None:
             mask = (
                 attention_filter(found.attention)
                 if settings.parts.attention_filter
                 else torch.ones_like(found.attention, dtype=torch.bool)
             )
-            patches.append(points[mask])
+            patches.append(found.points[mask])
             counts.append(mask.sum(dim=1))
     progress("calibrating", len(rows), len(rows))
     probabilities, top = torch.cat(fused), torch.cat(best)

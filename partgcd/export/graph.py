@@ -19,7 +19,7 @@ from partgcd.export.graph_names import INPUT, OPSET, output_names
 from partgcd.export.novelty import RatioScale, log_ratio, novelty
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
-from partgcd.parts.projection import Projection, project
+from partgcd.parts.projection import Projection
 
 _MOST_BYTES = 2_000_000_000
 """A protobuf file ends at 2 GiB, and weights beside the graph would be files that it could point anywhere with."""
@@ -49,12 +49,11 @@ class Graph(nn.Module):
         tokens = self.model.backbone.trunk(pixels)
         found = predict(self.model, parts, tokens, settings.parts, settings.discovery)
         feature = normalize(found.cls.float(), dim=1)
-        if parts is None or found.part is None or found.maps is None:
+        if parts is None or found.part is None or found.points is None or found.maps is None:
             score = novelty(found.fused, None, None)
             return found.overall, found.fused, found.assigned, found.attention, score, feature
-        points = project(parts.projection, self.model.mixture_patches(tokens))
         ratio = log_ratio(
-            parts, points, found.attention, found.fused.argmax(dim=1), settings.parts.attention_filter
+            parts, found.points, found.attention, found.fused.argmax(dim=1), settings.parts.attention_filter
         )
         scale = RatioScale(**self._tensors(self._scale)) if self._scale else None
         score = novelty(found.fused, ratio, scale)
