@@ -226,6 +226,11 @@ class DiscoverySettings(Section):
     sinkhorn_temperature: Positive = Field(
         0.1, description="Temperature of the predictions that Sinkhorn adjusts."
     )
+    marginal_power: Share = Field(
+        0.0,
+        description="Classes get the shares that are predicted, to this power, of the images that Sinkhorn deals "
+        "out; 0 is one share for all (paper), 1 leaves predictions as they are.",
+    )
     sinkhorn_iterations: int = Field(10, ge=1, description="Most Sinkhorn iterations.")
     sinkhorn_tolerance: Positive = Field(
         1e-3, description="Largest relative error of a marginal at which it stops."

@@ -155,7 +155,10 @@ def assign(
     cls, known = features.cls[mine], labels[mine]
     cosine = model.prototypes(cls)
     log_p = (cosine / discovery.sinkhorn_temperature).log_softmax(dim=1)
-    q = sinkhorn(log_p, discovery.sinkhorn_iterations, discovery.sinkhorn_tolerance, world=world).exp()
+    shares = _class_shares(log_p, discovery.marginal_power, world)
+    q = sinkhorn(
+        log_p, discovery.sinkhorn_iterations, discovery.sinkhorn_tolerance, shares, world=world
+    ).exp()
     pinned = pin_labelled(q, known)
     assigned = (pinned if parts.assignment_of_labelled == "label" else q).argmax(dim=1)
     count = candidates_per_class(labels, old, cosine.shape[1], parts.gamma)
@@ -182,6 +185,17 @@ def assign(
     if world is not None:
         predicted, assigned = world.all_gather(predicted), world.all_gather(assigned)
     return Assignment(predicted, assigned, candidates)
+
+
+def _class_shares(log_p: Tensor, power: float, world: World | None) -> Tensor | None:
+    """What share [C] of the images each class gets: the predicted one to ``power``; None for the same of all.
+
+    In between the two a rare class stays rare, and is not starved by what training took from it so far.
+    """
+    if power == 0:
+        return None
+    mass = log_p.double().exp().sum(dim=0)
+    return (world.all_reduce(mass) if world is not None else mass) ** power
 
 
 @torch.no_grad()

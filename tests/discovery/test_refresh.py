@@ -122,6 +122,18 @@ def test_the_ablation_lets_labelled_images_go_where_they_are_predicted(
     assert torch.equal(by_label[:8], swapped[:8])
 
 
+def test_the_power_of_marginals_leads_from_equal_shares_to_what_is_predicted(
+    model: DiscoveryModel, features: Features, labels: Tensor
+) -> None:
+    sizes = []
+    for power in (0.0, 0.5, 1.0):
+        settings = load_settings(assignments=[f"discovery.marginal_power={power}"])
+        found = assign(model, features, labels, OLD, settings)
+        sizes.append(torch.bincount(found.assigned[8:], minlength=CLASSES).double().std().item())
+    assert torch.equal(found.assigned[8:], found.predicted[8:]), "1 leaves predictions as they are"
+    assert sizes[0] < sizes[2] and sizes[0] <= sizes[1] <= sizes[2]
+
+
 def test_without_labels_everything_is_assigned_and_every_class_gets_candidates(
     model: DiscoveryModel, features: Features
 ) -> None:
