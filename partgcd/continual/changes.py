@@ -14,6 +14,7 @@ from partgcd.continual.carry import Carried, Standing
 from partgcd.continual.gate import NEW_CLASS, SURE, Check, Measured
 from partgcd.continual.growth import Growth, stability
 from partgcd.continual.intake import Arrivals
+from partgcd.continual.likeness import MANY, UNLIKE, surges, unlikeness
 from partgcd.continual.overlay import Overlay
 from partgcd.continual.recall import Opinion, ask
 from partgcd.data.catalog import Catalog
@@ -106,6 +107,7 @@ def describe_changes(
     parent: int,
     growth: Growth,
     arrivals: Arrivals,
+    seed: int,
     seconds: float,
 ) -> dict[str, Any]:
     """Everything the change report tells, as plain values. Images are named by path and row of the catalog."""
@@ -115,6 +117,10 @@ def describe_changes(
     told, sure = after.argmax(axis=1), after.max(axis=1)
     first, surely = before.argmax(axis=1), before.max(axis=1)
     steady = [check.passed for check in checks if check.name == NEW_CLASS]
+    times = surges(
+        np.bincount(told, minlength=len(records))[:old],
+        np.array([entry.labelled + entry.assigned for entry in carried.classes]),
+    )
     appeared, grew = [], []
     for record in records:
         own = np.flatnonzero(told == record.index)
@@ -132,7 +138,12 @@ def describe_changes(
             }
             appeared.append(entry)
         elif len(own):
-            grew.append(entry)
+            features = trained.features
+            unlike = unlikeness(features[catalog.labels == record.index], features[fresh[own]], seed)
+            many = float(times[record.index])
+            grew.append(entry | {
+                "times": round(many, 2), "unlike": round(unlike, 2), "mixed": many >= MANY and unlike >= UNLIKE
+            })  # fmt: skip
     moved = np.flatnonzero((first != told) & (surely >= SURE) & ~found.novel)
     moved = moved[np.argsort(-surely[moved], kind="stable")]
     disagreements = [
@@ -152,7 +163,7 @@ def describe_changes(
             "unknown_share": round(growth.unknown.share, 4), "error": round(growth.unknown.error, 4),
         },
         "appeared": appeared,
-        "grew": grew,
+        "grew": sorted(grew, key=lambda entry: not entry["mixed"]),
         "dropped": [entry.id for entry in carried.dropped],
         "forgotten": _forgotten(found, records[:old]),
         "moved": len(moved),

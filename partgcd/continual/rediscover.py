@@ -220,7 +220,8 @@ def _attempt(
     passed = all(check.passed for check in checks)
     promoted = request.promote == "always" or (request.promote == "gate" and passed)
     changes = describe_changes(
-        found, trained, carried, catalog, checks, champion.number, growth, arrivals, time.perf_counter() - began
+        found, trained, carried, catalog, checks, champion.number, growth, arrivals, settings.seed,
+        time.perf_counter() - began,
     )  # fmt: skip
     store = PixelStore.open(run.store) if request.images else None
     extras = {"changes.json": json.dumps(changes, indent=1, ensure_ascii=False, allow_nan=False).encode()}
@@ -235,6 +236,9 @@ def _attempt(
     told = f"version {version.number}: {added} new classes in {int(new.sum())} new photos"
     if added < growth.classes:
         told += f" ({growth.classes} were sought, the others ended with fewer than {SMALLEST} photos)"
+    mixed = sum(one["mixed"] for one in changes["grew"])
+    if mixed:
+        told += f"; {mixed} known {'class' if mixed == 1 else 'classes'} may have taken in another one"
     if promoted:
         registry.promote(str(version.number), "passed the gate" if passed else "asked for")
         return Outcome(0, f"{told}, promoted", version.number, added, checks)

@@ -22,7 +22,8 @@ def changes() -> dict[str, Any]:
         "appeared": [{"id": "c-9", "name": "new-01 near <b>ash</b>", "photos": 4, "stability": 0.8, "steady": True,
                       "images": [image(0), image(1)], "nearest": [{"name": "ash", "cosine": 0.5}],
                       "came_from": [{"name": "ash", "photos": 3}]}],
-        "grew": [{"id": "c-1", "name": "ash", "photos": 5, "images": [image(2)]}], "dropped": ["c-7"],
+        "grew": [{"id": "c-1", "name": "ash", "photos": 5, "images": [image(2)], "times": 1.0,
+                  "unlike": 0.3, "mixed": False}], "dropped": ["c-7"],
         "forgotten": [{"id": "c-1", "name": "ash", "before": 1.0, "now": 0.5, "images": 4}],
         "disagreements": [image(3, before="ash", now="birch", now_confidence=0.7)],
     }  # fmt: skip
@@ -60,6 +61,14 @@ def test_a_class_that_is_not_found_again_is_marked(changes: dict[str, Any]) -> N
     changes["appeared"][0] |= {"stability": 0.004, "steady": False}
     page = render_changes(changes, None).decode()
     assert "found again by 0% over two clusterings" in page and mark in page
+
+
+def test_a_class_that_may_hide_another_is_marked(changes: dict[str, Any]) -> None:
+    mark = "Another class may hide here"
+    assert mark not in render_changes(changes, None).decode()
+    changes["grew"][0] |= {"times": 3.16, "unlike": 4.2, "mixed": True}
+    page = render_changes(changes, None).decode()
+    assert mark in page and "3.2 times as many" in page
 
 
 def test_without_pixels_there_are_no_pictures(changes: dict[str, Any]) -> None:
