@@ -6,6 +6,7 @@ tokens are left. The known classes keep their columns, so that nothing has to be
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +40,7 @@ REFITS = [0.125, 0.25, 0.5, 1.0]
 STRENGTH = 1.0
 """Weight of the term that holds on to former answers."""
 
+_PROVISIONAL = re.compile(r"(new|group)-\d+( |$)")
 _HELD_OF = 5  # one exemplar in so many is never trained on
 
 
@@ -276,11 +278,22 @@ def describe(
                 index, entry.id, entry.name, entry.kind, entry.labelled, entry.assigned + int(came[index]), near
             ))  # fmt: skip
         else:
-            name = f"new-{numbered + index - old + 1:02d}" + (f" near {near[0].name}" if near else "")
+            names = [carried.classes[o].name for o in np.argsort(-cosine[index], kind="stable").tolist()]
+            name = provisional_name(numbered + index - old + 1, names)
             records.append(
                 ClassRecord(index, new_ids[index - old], name, "discovered", 0, int(came[index]), near)
             )
     return records
+
+
+def provisional_name(number: int, nearest: list[str]) -> str:
+    """What a class is called until a person names it: by number, and by the nearest class that has a name.
+
+    Args:
+        nearest: names of known classes, nearest first; provisional ones would make names without end.
+    """
+    named = [name for name in nearest if not _PROVISIONAL.match(name)]
+    return f"new-{number:02d}" + (f" near {named[0]}" if named else "")
 
 
 def mint_ids(count: int, taken: set[str]) -> list[str]:

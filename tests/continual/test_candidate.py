@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partgcd.continual.candidate import Parted, part_memory
+from partgcd.continual.candidate import Parted, part_memory, provisional_name
 from partgcd.continual.carry import Carried
 from partgcd.continual.recall import Memory
 from partgcd.export.manifest import ClassEntry
@@ -42,3 +42,17 @@ def test_champion_and_candidate_are_compared_on_what_neither_or_both_trained_on(
         unknown = {key for key in held_before if key // 10 == index}
         both_know = set(found.replayed.keys[found.replayed_classes == index].tolist())
         assert scored == (unknown or both_know)
+
+
+@pytest.mark.parametrize(
+    ("nearest", "name"),
+    [
+        (["ash", "birch"], "new-07 near ash"),
+        (["new-02 near ash", "new-05", "birch", "ash"], "new-07 near birch"),
+        (["group-01", "new-02 near ash (discovered)"], "new-07"),
+        (["new-forest pony"], "new-07 near new-forest pony"),
+        ([], "new-07"),
+    ],
+)
+def test_a_provisional_name_tells_of_a_class_that_has_a_name(nearest: list[str], name: str) -> None:
+    assert provisional_name(7, nearest) == name
