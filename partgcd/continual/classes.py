@@ -128,6 +128,15 @@ def find_class(registry: Registry, word: str) -> ClassRow:
     raise UserError(f"no class '{word}': partgcd classes list '{registry.path}' names them")
 
 
+def ids_by_word(registry: Registry) -> dict[str, str]:
+    """Class ids by id and by name; what was merged goes by its old name and id as well."""
+    rows = list_classes(registry)
+    active = [row for row in rows if row.status == "active"]
+    ids = {row.id for row in active}
+    merged = {word: row.merged_into for row in rows if row.merged_into in ids for word in (row.name, row.id)}
+    return merged | {row.name: row.id for row in active} | {row.id: row.id for row in active}
+
+
 def rename(registry: Registry, word: str, name: str) -> Event:
     """Give a class a name, which stays whatever is trained later.
 

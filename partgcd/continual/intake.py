@@ -119,6 +119,12 @@ def labelled_entries(folder: Path, names: dict[str, str]) -> list[Entry]:
     return found
 
 
+def unnamed_folders(folder: Path, names: dict[str, str]) -> list[str]:
+    """Class folders of ``folder`` that `labelled_entries` leaves out, because no class has their name."""
+    found = {entry.label for entry in scan(folder).entries if entry.label is not None}
+    return sorted(found - set(names))
+
+
 def empty_pictures(store: PixelStore, size: int) -> NDArray[np.bool_]:
     """[N] whether a picture shows nothing: one colour, or noise whose neighbouring pixels have little in common.
 

@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,11 +34,17 @@ from partgcd.continual.candidate import (
 )
 from partgcd.continual.carry import Standing, carried_classes
 from partgcd.continual.changes import describe_changes, measure
-from partgcd.continual.classes import first_sizes, list_classes
+from partgcd.continual.classes import first_sizes, ids_by_word, list_classes
 from partgcd.continual.gate import Check, Margins, judge
 from partgcd.continual.growth import SMALLEST, Growth, count_new
 from partgcd.continual.identity import fold, read_log
-from partgcd.continual.intake import Arrivals, empty_pictures, labelled_entries, look_through
+from partgcd.continual.intake import (
+    Arrivals,
+    empty_pictures,
+    labelled_entries,
+    look_through,
+    unnamed_folders,
+)
 from partgcd.continual.overlay import overlay_of
 from partgcd.continual.recall import ask, recall
 from partgcd.continual.registry import Registry, Version
@@ -46,6 +52,7 @@ from partgcd.continual.schedule import KEPT
 from partgcd.data.catalog import Catalog
 from partgcd.data.ingest import ingest
 from partgcd.data.listing import Listing
+from partgcd.data.names import printable
 from partgcd.data.pixels import PixelStore
 from partgcd.discovery.setup import ground, stopping_ticker
 from partgcd.export.bundle import EXEMPLARS, MANIFEST, open_bundle, read_tensors
@@ -142,6 +149,7 @@ def rediscover(
             shutil.rmtree(registry.work, ignore_errors=True)
             return Outcome(int(before["code"]), f"nothing new since {before['time']}: {before['told']}")
         outcome = _attempt(request, registry, champion, arrivals, attempt, progress, render)
+        outcome = replace(outcome, told=outcome.told + _left_out(request, registry))
         remember(
             registry, attempt, outcome.code, outcome.told, outcome.version, bundle.id, len(arrivals.keys)
         )
@@ -254,7 +262,7 @@ def _ingest(
     root = arrivals.listing.root
     entries = [type(entry)(str(root / entry.path)) for entry in arrivals.listing.entries]
     if request.labelled is not None:
-        entries += labelled_entries(request.labelled, _names(registry))
+        entries += labelled_entries(request.labelled, ids_by_word(registry))
     listing = Listing(root, sorted(entries, key=lambda entry: entry.path), [], "new photos")
     try:
         catalog = ingest(listing, run.store, settings.data, progress=stopping_ticker(world, "images"))
@@ -308,10 +316,17 @@ def _ids(run: RunFolder, count: int, taken: set[str]) -> list[str]:
     return ids
 
 
-def _names(registry: Registry) -> dict[str, str]:
-    """Class ids by id and by name."""
-    rows = [row for row in list_classes(registry) if row.status == "active"]
-    return {row.name: row.id for row in rows} | {row.id: row.id for row in rows}
+def _left_out(request: Request, registry: Registry) -> str:
+    """What a person labelled in vain."""
+    told = ""
+    for option, folder in (("--labelled", request.labelled), ("--holdout", request.holdout)):
+        unnamed = unnamed_folders(folder, ids_by_word(registry)) if folder is not None else []
+        if unnamed:
+            words = ", ".join(f"'{printable(name)}'" for name in unnamed[:3]) + (
+                ", ..." if unnamed[3:] else ""
+            )
+            told += f"; no class has the name of {len(unnamed)} folders of {option} ({words}), which were left out"
+    return told
 
 
 def _holdout(
@@ -320,7 +335,7 @@ def _holdout(
     """Pixels and classes of the images that a person holds out; None without any."""
     if request.holdout is None:
         return None
-    entries = labelled_entries(request.holdout, _names(registry))
+    entries = labelled_entries(request.holdout, ids_by_word(registry))
     listing = Listing(request.holdout.absolute(), entries, [], "held out")
     folder = run.path / "holdout"
     catalog = ingest(listing, folder, settings.data)

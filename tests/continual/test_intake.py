@@ -9,7 +9,13 @@ from PIL import Image
 
 from partgcd.config.errors import UserError
 from partgcd.config.tree import DataSettings
-from partgcd.continual.intake import content_key, empty_pictures, labelled_entries, look_through
+from partgcd.continual.intake import (
+    content_key,
+    empty_pictures,
+    labelled_entries,
+    look_through,
+    unnamed_folders,
+)
 from partgcd.data.ingest import ingest
 from partgcd.data.scan import scan
 
@@ -64,5 +70,6 @@ def test_labels_are_ids_whatever_a_folder_is_called_by(photos: Photos, tmp_path:
     found = labelled_entries(tmp_path / "told", {"ash": "c-1", "c-1": "c-1", "c-2": "c-2"})
     assert sorted(str(entry.label) for entry in found) == ["c-1", "c-1", "c-2"]
     assert all(Path(entry.path).is_absolute() for entry in found)
+    assert unnamed_folders(tmp_path / "told", {"ash": "c-1", "c-2": "c-2"}) == ["other"]
     with pytest.raises(UserError, match="no folder"):
         labelled_entries(tmp_path / "told", {"oak": "c-9"})

@@ -13,7 +13,7 @@ from PIL import Image
 from partgcd.config.errors import UserError
 from partgcd.continual.attempts import new_since
 from partgcd.continual.champion import load_predictor
-from partgcd.continual.classes import list_classes, merge, rename, split
+from partgcd.continual.classes import ids_by_word, list_classes, merge, rename, split
 from partgcd.continual.gate import Margins
 from partgcd.continual.rediscover import Outcome, Request, rediscover
 from partgcd.continual.registry import Registry
@@ -140,6 +140,34 @@ def test_what_fails_the_gate_is_kept_as_candidate_and_people_decide(
         assert outcome.code == 3 and "not promoted" in outcome.told and "is found again by" in outcome.told
     assert registry.aliases()["champion"] == (1 if outcome.code else 2)
     assert registry.verify() == []
+
+
+def test_peoples_images_are_trained_on_and_folders_of_no_class_are_told(
+    registry: Registry, look: Callable[..., Outcome], photos: Photos, tmp_path: Path
+) -> None:
+    _, birch, third = (row.id for row in list_classes(registry))
+    merge(registry, birch, third)
+    assert ids_by_word(registry)[third] == birch == ids_by_word(registry)["birch"]
+    new = photos("new", {0: 6, 4: 10})
+    alone = look(new, promote="never")
+    for folder, kinds in (
+        ("told/ash", {0: 3}),
+        (f"told/{third}", {2: 2}),
+        ("told/oak", {3: 1}),
+        ("held/elm", {3: 1}),
+    ):
+        photos(folder, kinds)
+    photos("held/birch", {1: 2})
+    outcome = look(new, promote="never", labelled=tmp_path / "told", holdout=tmp_path / "held")
+    assert "of --labelled ('oak')" in outcome.told and "of --holdout ('elm')" in outcome.told
+    assert "left out" not in alone.told
+    counts = [
+        json.loads((registry.version(str(each.version)).path / "changes.json").read_text())["photos"][
+            "replayed"
+        ]
+        for each in (alone, outcome)
+    ]
+    assert counts[1] == counts[0] + 5
 
 
 def test_a_merge_and_a_split_are_built_into_the_next_version(
