@@ -325,7 +325,8 @@ def _left_out(request: Request, registry: Registry) -> str:
             words = ", ".join(f"'{printable(name)}'" for name in unnamed[:3]) + (
                 ", ..." if unnamed[3:] else ""
             )
-            told += f"; no class has the name of {len(unnamed)} folders of {option} ({words}), which were left out"
+            what = "folder" if len(unnamed) == 1 else "folders"
+            told += f"; {len(unnamed)} {what} of {option} ({words}) left out, as no class has the name"
     return told
 
 

@@ -159,7 +159,7 @@ def test_peoples_images_are_trained_on_and_folders_of_no_class_are_told(
         photos(folder, kinds)
     photos("held/birch", {1: 2})
     outcome = look(new, promote="never", labelled=tmp_path / "told", holdout=tmp_path / "held")
-    assert "of --labelled ('oak')" in outcome.told and "of --holdout ('elm')" in outcome.told
+    assert "1 folder of --labelled ('oak') left out" in outcome.told and "--holdout ('elm')" in outcome.told
     assert "left out" not in alone.told
     counts = [
         json.loads((registry.version(str(each.version)).path / "changes.json").read_text())["photos"][
