@@ -37,6 +37,9 @@ class SetSpec(_Strict):
         None, description="Images of the largest and of the smallest class, falling geometrically between."
     )
     note: str = Field("", description="Printed beside every row of this set.")
+    settings: dict[str, object] = Field(
+        default_factory=dict, description="What every method does differently on this set."
+    )
 
 
 class MethodSpec(_Strict):
@@ -123,6 +126,7 @@ class Plan(_Strict):
         flags: dict[str, object] = {
             "discovery.classes": classes,
             **self.common,
+            **self.sets[job.set].settings,
             **method.settings,
             **method.by_backbone.get(job.backbone, {}),
             "backbone.name": job.backbone,

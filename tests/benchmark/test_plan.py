@@ -11,7 +11,7 @@ PLAN = """
 common: {train.epochs: 3}
 sets:
   a: {folder: a}
-  b: {folder: b, draw: 4}
+  b: {folder: b, draw: 4, settings: {data.image_size: 112, train.lr: 0.125}}
 methods:
   one: {settings: {train.lr: 0.5}, by_backbone: {test_vit: {train.lr: 0.25}}}
   two: {preset: paper}
@@ -48,6 +48,13 @@ def test_blocks_and_methods_are_chosen_by_name_and_quick_only_when_asked(plan_fi
         plan.chosen(["third"])
     with pytest.raises(UserError, match="no method 'three'"):
         plan.chosen(None, ["three"])
+
+
+def test_a_set_changes_what_all_share_and_a_method_has_its_way(plan_file: Path) -> None:
+    plan = read_plan(plan_file)
+    one, two = (plan.settings(Job("b", "other", name, 0), 5, {}) for name in ("one", "two"))
+    assert (one.data.image_size, one.train.lr) == (112, 0.5)
+    assert (two.data.image_size, two.train.lr, two.train.epochs) == (112, 0.125, 3)
 
 
 def test_later_settings_win_and_the_machine_has_the_last_word(plan_file: Path) -> None:
