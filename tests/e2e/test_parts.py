@@ -22,7 +22,7 @@ def scores(partgcd: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     steps = [
         ("demo", "--out", guide, "--species", "8", "--per-species", "16", "--size", "192"),
         ("train", "--data", guide / "images", "--out", run, "--classes", "8", "--backbone", _BACKBONE,
-         "--image-size", "154", "--epochs", "2", "--batch-size", "32", "--view-pool", "2", "--threads", "2",
+         "--image-size", "154", "--epochs", "2", "--batch-size", "32", "--view-pool", "2", "--threads", "1",
          "--set", "parts.count=5", "--set", "train.lr=0.01"),
         ("evaluate", run, "--truth", guide / "truth.csv", "--masks", guide / "masks"),
     ]  # fmt: skip

@@ -19,7 +19,7 @@ BOUND = 0.42
 
 _BACKBONE = "offline/vit-small"
 _FLAGS = ["--protocol", "gcd", "--seed", "0", "--backbone", _BACKBONE, "--image-size", "154", "--classes", "16",
-          "--threads", "2"]  # fmt: skip
+          "--threads", "1"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ def test_the_default_holds_its_own_and_beats_clustering_with_every_head(
     partgcd: Any, photo_sets: Path, tmp_path: Path
 ) -> None:
     results = tmp_path / "results"
-    ended = partgcd("benchmark", "quality", "--quick", "--threads", "2", "--photos", photo_sets, "--out", results,
+    ended = partgcd("benchmark", "quality", "--quick", "--threads", "1", "--photos", photo_sets, "--out", results,
                     "--work", tmp_path / "work", limit=1800)  # fmt: skip
     assert ended.code == 0, ended.err + ended.out
     found = {}
