@@ -26,6 +26,9 @@ def rediscover(
     labelled: Annotated[
         Path | None, typer.Option(help="Class folders, named by id or name, to train on as well.")
     ] = None,
+    teach: Annotated[
+        bool, typer.Option("--teach", help="Folders of --labelled that name no class become classes.")
+    ] = False,
     holdout: Annotated[
         Path | None, typer.Option(help="Class folders, named by id or name, to score on.")
     ] = None,
@@ -117,6 +120,7 @@ def rediscover(
         new,
         promote=promote,  # type: ignore[arg-type]
         labelled=labelled,
+        teach=teach,
         holdout=holdout,
         images=keep == "images",
         classes=new_classes,

@@ -20,7 +20,7 @@ from partgcd.config.tree import Settings
 from partgcd.continual.carry import Carried, Standing, start_tensors, targets_of
 from partgcd.continual.growth import SMALLEST, Growth
 from partgcd.continual.identity import mint
-from partgcd.continual.recall import Memory, Opinion
+from partgcd.continual.recall import Memory
 from partgcd.data.catalog import Catalog
 from partgcd.discovery.classes import ClassRecord, Nearest
 from partgcd.discovery.fit import Fitted, fit
@@ -112,7 +112,7 @@ def join_catalog(fresh: Catalog, classes: list[str], parted: Parted) -> Catalog:
 
     Args:
         fresh: new photos, and labelled images with class ids for labels.
-        classes: [O] ids of the known classes.
+        classes: ids of the classes by column, known ones and those that are shown by example.
     """
     column = {name: index for index, name in enumerate(classes)}
     own = np.array([-1] + [column[name] for name in fresh.label_names], dtype=np.int64)[fresh.labels + 1]
@@ -140,13 +140,10 @@ def new_alone(
         labels=catalog.labels[rows], sizes=catalog.sizes[rows],
     )  # fmt: skip
     discovery = settings.discovery.model_copy(update={"prototype_refits": []})
-    opinion = standing.opinion
-    part = opinion.part[picked] if opinion.part is not None else None
-    told = Opinion(opinion.fused[picked], opinion.cls[picked], part, opinion.novelty[picked])
     return (
         alone,
         settings.model_copy(update={"discovery": discovery}),
-        replace(standing, opinion=told, labels=alone.labels),
+        replace(standing, opinion=standing.opinion.rows(picked), labels=alone.labels),
         replace(growth, clusters=growth.clusters[rows]),
     )
 
@@ -164,18 +161,22 @@ def warm_start(
         strength: of the term against forgetting; 0 leaves it out.
     """
     known, carried, opinion, labels = standing.known, standing.carried, standing.opinion, standing.labels
-    old = len(carried.classes)
+    old, known_classes = len(carried.classes), len(carried.ids)
+    total = known_classes + growth.classes
     clusters: list[tuple[Tensor, Tensor | None]] = []
-    for index in range(old, old + growth.classes):
-        rows = torch.from_numpy(np.flatnonzero((growth.clusters == index) & (labels < 0)))
+    for index in range(old, total):
+        shown = index < known_classes
+        own = labels == index if shown else (growth.clusters == index) & (labels < 0)
+        rows = torch.from_numpy(np.flatnonzero(own))
         clusters.append((
             opinion.cls[rows].mean(dim=0), opinion.part[rows].mean(dim=0) if opinion.part is not None else None
         ))  # fmt: skip
     tensors, bank = start_tensors(known, carried, standing.exemplars, clusters)
     teacher = None
     if strength > 0:
-        targets = targets_of(standing.overlay, carried, opinion, old + growth.classes)
-        weights = torch.from_numpy((labels >= 0).astype(np.float32))
+        targets = targets_of(standing.overlay, carried, opinion, total)
+        # Of what is shown as something new the champion knows no better.
+        weights = torch.from_numpy(((labels >= 0) & (labels < old)).astype(np.float32))
         teacher = Teacher(targets, weights, strength)
     projection = known.parts.projection if known.parts is not None else None
     return WarmStart(tensors, bank, projection, teacher, replay if len(replay) else None)
@@ -201,7 +202,7 @@ def train(
         numbered: what provisional names count on from.
     """
     fitted = fit(settings, catalog, world, start)
-    old = len(carried.classes)
+    old = len(carried.ids)
     answers = answer_all(fitted, settings, world)
     fresh = catalog.labels < 0
     counts = np.bincount(answers.fused.argmax(axis=1)[fresh], minlength=start.classes)
@@ -261,7 +262,7 @@ def describe(
     catalog: Catalog,
 ) -> list[ClassRecord]:
     """Records of all classes: known ones with ids, names and counts carried on, new ones named provisionally."""
-    old = len(carried.classes)
+    old, entries = len(carried.classes), [*carried.classes, *carried.taught]
     came = np.bincount(predicted[catalog.labels < 0], minlength=len(prototypes))
     unit = prototypes / np.maximum(np.linalg.norm(prototypes, axis=1, keepdims=True), 1e-12)
     cosine = unit @ unit[:old].T
@@ -272,17 +273,16 @@ def describe(
             for o in np.argsort(-cosine[index], kind="stable").tolist()
             if o != index
         )[:3]
-        if index < old:
-            entry = carried.classes[index]
+        if index < len(entries):
+            entry = entries[index]
             records.append(ClassRecord(
                 index, entry.id, entry.name, entry.kind, entry.labelled, entry.assigned + int(came[index]), near
             ))  # fmt: skip
         else:
             names = [carried.classes[o].name for o in np.argsort(-cosine[index], kind="stable").tolist()]
-            name = provisional_name(numbered + index - old + 1, names)
-            records.append(
-                ClassRecord(index, new_ids[index - old], name, "discovered", 0, int(came[index]), near)
-            )
+            place = index - len(entries)
+            name = provisional_name(numbered + place + 1, names)
+            records.append(ClassRecord(index, new_ids[place], name, "discovered", 0, int(came[index]), near))
     return records
 
 

@@ -5,7 +5,7 @@ Letters: C the champion's columns, O classes that go on, N images, D dimensions 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -28,12 +28,19 @@ class Carried:
         members: [M] new column of each exemplar, -1 where its class does not go on.
         sources: [O] the champion's column whose mixture each one goes on with.
         dropped: classes without an exemplar, which can't be held on to.
+        taught: classes that a person shows by example; their columns come next, and new ones after them.
     """
 
     classes: list[ClassEntry]
     members: NDArray[np.int64]
     sources: list[int]
     dropped: list[ClassEntry]
+    taught: list[ClassEntry] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[str]:
+        """Of the classes that have labelled images in the next training, by column."""
+        return [entry.id for entry in (*self.classes, *self.taught)]
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,8 @@ def start_tensors(
     """Everything trained and the bank, with a row for each class that goes on and for each cluster.
 
     Args:
-        clusters: centre of the class tokens, and of the part features, of each new class's first images.
+        clusters: centre of the class tokens, and of the part features, of the first images of each class that is
+            taught or new.
     """
     tensors = {name: value.clone() for name, value in known.model.trainable_state().items()}
     for name, own in (("prototypes.weight", exemplars.cls), ("part_prototypes.weight", exemplars.part)):

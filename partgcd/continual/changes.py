@@ -14,9 +14,10 @@ from partgcd.continual.carry import Carried, Standing
 from partgcd.continual.gate import NEW_CLASS, SURE, Check, Measured
 from partgcd.continual.growth import Growth, stability
 from partgcd.continual.intake import Arrivals
-from partgcd.continual.likeness import MANY, UNLIKE, surges, unlikeness
+from partgcd.continual.likeness import MANY, UNLIKE, closeness, surges, unlikeness
 from partgcd.continual.overlay import Overlay
-from partgcd.continual.recall import Opinion, ask
+from partgcd.continual.recall import Opinion, ask, trunk_tokens
+from partgcd.continual.told import HeldOut
 from partgcd.data.catalog import Catalog
 from partgcd.run.world import World
 
@@ -29,8 +30,6 @@ _NEAR = 0.5
 A model is sure of many photos of classes that it does not know. On left-out products 30, 15 and 28% of the photos it
 was sure of were such ones, and they were all that moved; of those nearer than half of the known images 0, 9, 5% were.
 """
-
-HeldOut = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def measure(
@@ -49,19 +48,17 @@ def measure(
         beside: pixels [H, 3, S, S] and class of images that a person holds out beside the memory's.
     """
     known, overlay, carried = standing.known, standing.overlay, standing.carried
-    old, total = len(carried.classes), len(trained.records)
+    old, total = len(carried.ids), len(trained.records)
+    asked = known.on(world.device)
     tokens = [torch.from_numpy(parted.scored.tokens).float()]
     truth = parted.scored_classes
     if beside is not None:
-        with torch.no_grad():
-            for start in range(0, len(beside[0]), 32):
-                pixels = torch.from_numpy(beside[0][start : start + 32]).to(world.device)
-                tokens.append(known.model.backbone.trunk(pixels).float().cpu())
+        tokens.append(trunk_tokens(asked.model, beside[0], world.device))
         truth = np.concatenate([truth, beside[1]])
     parts = [each for each in tokens if len(each)]
     joined = torch.cat(parts) if parts else torch.empty(0)
     answers = []
-    for model, mixtures in ((known.model, known.parts), (trained.fitted.setup.model, trained.fitted.parts)):
+    for model, mixtures in ((asked.model, asked.parts), (trained.fitted.setup.model, trained.fitted.parts)):
         if not len(joined):
             answers.append(np.zeros((0, total), np.float32))
             continue
@@ -70,7 +67,7 @@ def measure(
             trained.fitted.setup.autocast, lambda done, all_: world.progress("gate", done, all_),
         )  # fmt: skip
         answers.append(
-            _columns(overlay, carried, found, total) if model is known.model else found.fused.numpy()
+            _columns(overlay, carried, found, total) if model is asked.model else found.fused.numpy()
         )
     fresh = np.flatnonzero(standing.labels < 0)
     seen = trained.fused[fresh]
@@ -86,6 +83,7 @@ def measure(
         stability(features[likely], groups, settings.seed),
         [record.name for record in trained.records],
         old,
+        len(carried.taught),
     )
 
 
@@ -111,17 +109,17 @@ def describe_changes(
     seconds: float,
 ) -> dict[str, Any]:
     """Everything the change report tells, as plain values. Images are named by path and row of the catalog."""
-    old, records = found.old, trained.records
+    known, old, records = found.old - found.taught, found.old, trained.records
     fresh = np.flatnonzero(catalog.labels < 0)
     before, after = found.seen
     told, sure = after.argmax(axis=1), after.max(axis=1)
     first, surely = before.argmax(axis=1), before.max(axis=1)
     steady = [check.passed for check in checks if check.name == NEW_CLASS]
     times = surges(
-        np.bincount(told, minlength=len(records))[:old],
+        np.bincount(told, minlength=len(records))[:known],
         np.array([entry.labelled + entry.assigned for entry in carried.classes]),
     )
-    appeared, grew = [], []
+    appeared, shown, grew = [], [], []
     for record in records:
         own = np.flatnonzero(told == record.index)
         best = own[np.argsort(-sure[own], kind="stable")][:_PICTURES]
@@ -137,13 +135,18 @@ def describe_changes(
                 "came_from": _shares(first[own], found.names),
             }
             appeared.append(entry)
+        elif record.index >= known:
+            shown.append(entry | {"examples": record.labelled, "came_from": _shares(first[own], found.names)})
         elif len(own):
-            features = trained.features
-            unlike = unlikeness(features[catalog.labels == record.index], features[fresh[own]], seed)
-            many = float(times[record.index])
-            grew.append(entry | {
-                "times": round(many, 2), "unlike": round(unlike, 2), "mixed": many >= MANY and unlike >= UNLIKE
-            })  # fmt: skip
+            remembered, came = (
+                trained.features[rows] for rows in (catalog.labels == record.index, fresh[own])
+            )
+            unlike, many = unlikeness(remembered, came, seed), float(times[record.index])
+            mixed = many >= MANY and unlike >= UNLIKE
+            if mixed:  # strangers first: the surest photos are the class's own
+                strange = own[np.argsort(closeness(remembered, came), kind="stable")][:_PICTURES]
+                entry["images"] = [_image(catalog, int(fresh[row]), float(sure[row])) for row in strange]
+            grew.append(entry | {"times": round(many, 2), "unlike": round(unlike, 2), "mixed": mixed})
     moved = np.flatnonzero((first != told) & (surely >= SURE) & ~found.novel)
     moved = moved[np.argsort(-surely[moved], kind="stable")]
     disagreements = [
@@ -157,15 +160,16 @@ def describe_changes(
             "new": len(fresh), "seen": arrivals.seen, "copies": arrivals.copies, "broken": len(catalog.broken),
             "unfamiliar": int(found.novel.sum()), "replayed": int((catalog.labels >= 0).sum()),
         },
-        "classes": {"known": old, "new": len(records) - old},
+        "classes": {"known": known, "taught": len(shown), "new": len(records) - old},
         "estimate": {
             "classes": growth.classes, "by_size": round(growth.by_size, 2),
             "unknown_share": round(growth.unknown.share, 4), "error": round(growth.unknown.error, 4),
         },
         "appeared": appeared,
+        "taught": shown,
         "grew": sorted(grew, key=lambda entry: not entry["mixed"]),
         "dropped": [entry.id for entry in carried.dropped],
-        "forgotten": _forgotten(found, records[:old]),
+        "forgotten": _forgotten(found, records[:known]),
         "moved": len(moved),
         "disagreements": disagreements,
         "checks": [check.as_json() for check in checks],

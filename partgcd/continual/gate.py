@@ -63,7 +63,8 @@ class Measured:
         near: [n] whether it lies as near to remembered images as photos of known classes mostly do.
         stability: of each new class.
         names: [C].
-        old: number of classes that the champion knows.
+        old: number of classes before the new ones: those that the champion knows, and the ``taught`` ones.
+        taught: the last so many of those are shown by example: that images move there is what a person wants.
     """
 
     remembered: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
@@ -73,6 +74,7 @@ class Measured:
     stability: list[float]
     names: list[str]
     old: int
+    taught: int = 0
 
 
 def judge(found: Measured, margins: Margins) -> list[Check]:
@@ -118,7 +120,9 @@ def calibration_error(probabilities: NDArray[np.float32], truth: NDArray[np.int6
 
 
 def _agreement(found: Measured, margins: Margins) -> list[Check]:
-    checks, familiar = [], ~found.novel & found.near
+    answer = found.seen[1].argmax(axis=1)
+    wanted = (answer >= found.old - found.taught) & (answer < found.old)
+    checks, familiar = [], ~found.novel & found.near & ~wanted
     # New photos alone: remembered images that both trained on would hide what moved among those.
     before, after = (each[familiar] for each in found.seen)
     sure = before.max(axis=1) >= SURE

@@ -89,6 +89,8 @@ def count_new(
         UserError: the champion's bundle does not say how far known images are from remembered ones.
     """
     known, opinion, fresh = standing.known, standing.opinion, standing.labels < 0
+    if not fresh.any():
+        return Growth(0, standing.labels, Unknown(0.0, 0.0), 0.0), np.empty(0)
     kept = read_tensors(known.bundle, EXEMPLARS)
     if "remoteness.old" not in kept:
         raise UserError("the champion was exported by an older program: export its run again and add it", 1)
@@ -101,10 +103,18 @@ def count_new(
     kind = discovered[memory.classes[~memory.held][nearest.numpy()]].astype(np.int64)
     usual = [kept["remoteness.old"], kept["remoteness.discovered"]]
     share = unknown_share(remote.numpy(), kind, usual, held.numpy()[~discovered[memory.classes[memory.held]]])
-    classes = standing.carried.classes
+    classes, taught = standing.carried.classes, len(standing.carried.taught)
     typical = float(np.median([sizes.get(entry.id, entry.labelled + entry.assigned) for entry in classes]))
     growth = find_growth(
-        opinion.joint.numpy(), standing.labels, len(classes), share, typical, largest, seed, asked
+        opinion.joint.numpy(),
+        standing.labels,
+        len(classes) + taught,
+        share,
+        typical,
+        largest,
+        seed,
+        asked,
+        taught,
     )
     return growth, familiarity(remote.numpy(), kind, usual)
 
@@ -179,6 +189,7 @@ def find_growth(
     largest: int,
     seed: int,
     asked: int | None = None,
+    taught: int = 0,
 ) -> Growth:
     """The number of new classes, and a first guess at their images.
 
@@ -189,13 +200,20 @@ def find_growth(
         typical: images that a class had when it came.
         largest: no more than this.
         asked: the number, if a person gave it.
+        taught: the last so many of the known classes are shown by example, and unknown to what made the features: new
+            photos that cluster with them are among the unknown share, and of no new class.
     """
     fresh = labels < 0
     count = int(fresh.sum())
-    by_size = unknown.share * count / max(typical, 1.0)
+    rest = unknown.share * count
+    if taught:
+        most = min(round(rest / max(typical, 1.0)), largest, count)
+        _, clusters = semi_kmeans(features, labels, old, old + most, seed, starts=10)
+        rest = max(rest - float((fresh & (clusters >= old - taught) & (clusters < old)).sum()), 0.0)
+    by_size = rest / max(typical, 1.0)
     if asked is not None:
         classes = min(asked, count)
-    elif not unknown.significant or unknown.share * count < SMALLEST:
+    elif not unknown.significant or rest < SMALLEST:
         classes = 0
     else:
         classes = min(max(1, round(by_size)), largest, count // SMALLEST)

@@ -97,34 +97,6 @@ def content_key(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
 
 
-def labelled_entries(folder: Path, names: dict[str, str]) -> list[Entry]:
-    """Images of the class folders of ``folder`` with class ids for labels, absolute paths.
-
-    Args:
-        names: class id by what a folder may be called.
-
-    Raises:
-        UserError: no such folder, or no folder of it is named as a class.
-    """
-    listing = scan(folder)
-    found = [
-        Entry(str(listing.root / entry.path), names[entry.label])
-        for entry in listing.entries
-        if entry.label is not None and entry.label in names
-    ]
-    if not found:
-        raise UserError(
-            f"no folder of '{folder}' is named as a class: use ids or names of partgcd classes list"
-        )
-    return found
-
-
-def unnamed_folders(folder: Path, names: dict[str, str]) -> list[str]:
-    """Class folders of ``folder`` that `labelled_entries` leaves out, because no class has their name."""
-    found = {entry.label for entry in scan(folder).entries if entry.label is not None}
-    return sorted(found - set(names))
-
-
 def empty_pictures(store: PixelStore, size: int) -> NDArray[np.bool_]:
     """[N] whether a picture shows nothing: one colour, or noise whose neighbouring pixels have little in common.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from partgcd.export.source import rebuild
 from partgcd.model.module import DiscoveryModel
 
 _BATCH = 128
+_VIEWS = 32
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Known:
-    """What a champion knows, ready to be asked and to be trained on. On the CPU."""
+    """What a champion knows, ready to be asked and to be trained on. On the CPU where `recall` gives it."""
 
     bundle: Bundle
     settings: Settings
@@ -61,6 +63,20 @@ class Known:
     parts: PartModel | None
     scale: RatioScale | None
     memory: Memory
+
+    def on(self, device: torch.device) -> Known:
+        """The same to be asked on ``device``; what a training starts with stays where it is."""
+        if device.type == "cpu":
+            return self
+        parts, scale = self.parts, self.scale
+        return replace(
+            self,
+            model=copy.deepcopy(self.model).to(device),
+            parts=parts._replace(bank=parts.bank.to(device), projection=parts.projection.to(device))
+            if parts is not None
+            else None,
+            scale=RatioScale(*(each.to(device) for each in scale)) if scale is not None else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -82,6 +98,11 @@ class Opinion:
     def joint(self) -> Tensor:
         """What images are clustered by, [N, F] unit norm."""
         return joint_features(self.cls, self.part)
+
+    def rows(self, picked: Tensor) -> Opinion:
+        """What it says of the images ``picked``: [N] bool, or row numbers."""
+        part = self.part[picked] if self.part is not None else None
+        return Opinion(self.fused[picked], self.cls[picked], part, self.novelty[picked])
 
 
 def recall(bundle: Bundle, weights: Path | None = None) -> Known:
@@ -155,6 +176,16 @@ def ask(
             part.append(normalize(found.feature.float(), dim=1).cpu())
     tick(len(rows), len(rows))
     return Opinion(torch.cat(fused), torch.cat(cls), torch.cat(part) if part else None, torch.cat(scores))
+
+
+@torch.no_grad()
+def trunk_tokens(model: DiscoveryModel, pixels: NDArray[np.uint8], device: torch.device) -> Tensor:
+    """Frozen tokens [N, T, Dt], on the CPU, of evaluation views [N, 3, S, S]; ``model`` is on ``device``."""
+    found = [
+        model.backbone.trunk(torch.from_numpy(pixels[start : start + _VIEWS]).to(device)).float().cpu()
+        for start in range(0, len(pixels), _VIEWS)
+    ]
+    return torch.cat(found) if found else torch.empty(0)
 
 
 def _torch(value: NDArray[np.generic]) -> Tensor:

@@ -32,27 +32,21 @@ from partgcd.continual.candidate import (
     train,
     warm_start,
 )
-from partgcd.continual.carry import Standing, carried_classes
+from partgcd.continual.carry import Carried, Standing, carried_classes
 from partgcd.continual.changes import describe_changes, measure
 from partgcd.continual.classes import first_sizes, ids_by_word, list_classes
 from partgcd.continual.gate import Check, Margins, judge
 from partgcd.continual.growth import SMALLEST, Growth, count_new
 from partgcd.continual.identity import fold, read_log
-from partgcd.continual.intake import (
-    Arrivals,
-    empty_pictures,
-    labelled_entries,
-    look_through,
-    unnamed_folders,
-)
+from partgcd.continual.intake import Arrivals, empty_pictures, look_through
 from partgcd.continual.overlay import overlay_of
 from partgcd.continual.recall import ask, recall
 from partgcd.continual.registry import Registry, Version
 from partgcd.continual.schedule import KEPT
+from partgcd.continual.told import Said, contents, held_out, read_said, teach
 from partgcd.data.catalog import Catalog
 from partgcd.data.ingest import ingest
-from partgcd.data.listing import Listing
-from partgcd.data.names import printable
+from partgcd.data.listing import Entry, Listing
 from partgcd.data.pixels import PixelStore
 from partgcd.discovery.setup import ground, stopping_ticker
 from partgcd.export.bundle import EXEMPLARS, MANIFEST, open_bundle, read_tensors
@@ -76,7 +70,8 @@ class Request:
         new: folder of new photos; what its sub-folders are called means nothing.
         promote: 'gate' promotes what passes the margins, 'always' and 'never' ask nobody.
         labelled: folder of class folders, named by class id or name, to train on beside the memory.
-        holdout: likewise, to score on.
+        teach: folders of ``labelled`` that name no class become classes of that name.
+        holdout: as ``labelled``, to score on.
         images: whether pictures of new photos go into the change report and the bundle.
         classes: number of new classes; None estimates it.
         weights: of the frozen backbone, where the champion was trained with a file of its own.
@@ -89,6 +84,7 @@ class Request:
     new: Path
     promote: Literal["gate", "always", "never"] = "gate"
     labelled: Path | None = None
+    teach: bool = False
     holdout: Path | None = None
     images: bool = True
     classes: int | None = None
@@ -109,7 +105,7 @@ class Outcome:
         code: 0 done or nothing new, 3 a candidate was kept and not promoted.
         told: in one line.
         version: the version that was made.
-        new_classes: how many classes it has more than the champion; None where no photo was looked at.
+        new_classes: how many classes were found; None where no photo was looked at.
         checks: the gate's.
     """
 
@@ -125,7 +121,7 @@ def rediscover(
     progress: Callable[[str, int, int, str], None] = lambda phase, done, total, note: None,
     render: Render | None = None,
 ) -> Outcome:
-    """Look at new photos and make the next version if they bring new classes.
+    """Look at new photos and make the next version if they, or a person, bring new classes.
 
     Args:
         render: makes the change report out of what changed and a way to the pixels of the new photos.
@@ -140,16 +136,17 @@ def rediscover(
         bundle = open_bundle(champion.bundle)
         known_keys = read_tensors(bundle, EXEMPLARS)
         arrivals = look_through(request.new, known_keys.get("seen", known_keys["keys"]))
-        if len(arrivals.keys) == 0:
+        said = read_said(request.labelled, request.holdout, request.teach, ids_by_word(registry))
+        if len(arrivals.keys) == 0 and not said.lessons:
             shutil.rmtree(registry.work, ignore_errors=True)
             return _nothing(arrivals)
-        attempt = attempt_digest(_asked(request), champion, arrivals, registry)
+        attempt = attempt_digest([*_asked(request), contents(said.lessons)], champion, arrivals, registry)
         before = read_attempts(registry).get(attempt)
         if before is not None and not request.again:
             shutil.rmtree(registry.work, ignore_errors=True)
             return Outcome(int(before["code"]), f"nothing new since {before['time']}: {before['told']}")
-        outcome = _attempt(request, registry, champion, arrivals, attempt, progress, render)
-        outcome = replace(outcome, told=outcome.told + _left_out(request, registry))
+        outcome = _attempt(request, registry, champion, arrivals, said, attempt, progress, render)
+        outcome = replace(outcome, told=outcome.told + said.left_out())
         remember(
             registry, attempt, outcome.code, outcome.told, outcome.version, bundle.id, len(arrivals.keys)
         )
@@ -162,6 +159,7 @@ def _attempt(
     registry: Registry,
     champion: Version,
     arrivals: Arrivals,
+    said: Said,
     attempt: str,
     progress: Callable[[str, int, int, str], None],
     render: Render | None,
@@ -175,23 +173,31 @@ def _attempt(
     with run.claimed(), world.stopping_on_signals():
         identity = fold(read_log(registry.log))
         overlay = overlay_of(bundle, identity)
-        memory = known.memory
+        memory, asked = known.memory, known.on(world.device)
         exemplars = ask(
-            known.model, known.parts, known.scale, settings, lambda rows: _tokens(memory.tokens[rows]),
-            np.arange(len(memory.keys)), torch.no_grad, stopping_ticker(world, "memory"),
+            asked.model, asked.parts, asked.scale, settings,
+            lambda rows: torch.from_numpy(memory.tokens[rows]).float().to(world.device), np.arange(len(memory.keys)),
+            torch.no_grad, stopping_ticker(world, "memory"),
         )  # fmt: skip
         carried = carried_classes(known, overlay, exemplars)
-        ids = [entry.id for entry in carried.classes]
-        parted = part_memory(memory, carried)
-        fresh = _ingest(arrivals, request, registry, settings, run, world)
+        taken = {row.id for row in list_classes(registry)} | set(identity.minted)
+        if said.lessons:
+            ids = _ids(run.path / "taught_ids.json", len(said.lessons), taken)
+            known, exemplars, carried = teach(
+                said.lessons, ids, known, asked, exemplars, carried, run.path / "taught", settings, world.device,
+                stopping_ticker(world, "examples"),
+            )  # fmt: skip
+            taken |= set(ids)
+        parted = part_memory(known.memory, carried)
+        fresh = _ingest(arrivals, said, carried, settings, run, world)
         if isinstance(fresh, Outcome):
             return fresh
-        catalog = join_catalog(fresh, ids, parted)
+        catalog = join_catalog(fresh, carried.ids, parted)
         catalog.save(run.path)
         replay = _replayed(catalog, parted.replayed.keys, parted.replayed.tokens)
         base = ground(settings, catalog, world, replay if len(replay) else None)
         opinion = ask(
-            known.model.to(world.device), known.parts, known.scale, settings,
+            asked.model, asked.parts, asked.scale, settings,
             lambda rows: base.evaluation.read(rows, world.device), np.arange(len(catalog)), base.autocast,
             stopping_ticker(world, "champion's opinion"),
         )  # fmt: skip
@@ -201,14 +207,17 @@ def _attempt(
             standing, first_sizes(registry), _MOST_NEW, settings.seed, request.classes
         )
         unfamiliar = int((opinion.novelty.numpy()[new] > bundle.manifest.novelty.threshold).sum())
-        if growth.classes == 0:
+        if growth.classes == 0 and not said.lessons:
             return Outcome(
                 0, f"no new class among {int(new.sum())} new photos ({unfamiliar} of them unfamiliar{_share(growth)})",
                 None, 0,
             )  # fmt: skip
-        taken = {row.id for row in list_classes(registry)} | set(identity.minted)
-        new_ids = _ids(run, growth.classes, taken)
-        numbered = len(taken) - len([entry for entry in bundle.manifest.classes if entry.kind == "old"])
+        new_ids = _ids(run.path / "new_ids.json", growth.classes, taken)
+        numbered = (
+            len(taken)
+            - len(carried.taught)
+            - len([entry for entry in bundle.manifest.classes if entry.kind == "old"])
+        )
         if not request.replay:
             catalog, settings, standing, growth = new_alone(catalog, settings, standing, growth)
             catalog.save(run.path)
@@ -217,7 +226,7 @@ def _attempt(
         trained = train(
             run, settings, catalog, world, start, carried, parted, memory.seen, new_ids, max(numbered, 0)
         )
-        beside = _holdout(request, registry, settings, run, ids)
+        beside = held_out(said.held, run.path / "holdout", settings, carried.ids) if said.held else None
         found = measure(settings, standing, parted, familiar, trained, world, beside)
         checks = judge(found, request.margins)
         out = run.path / "bundle"
@@ -240,8 +249,10 @@ def _attempt(
         )
     version = registry.add(out, parent=champion.number, note="rediscovered", extras=extras)
     registry.point("candidate", version.number, "rediscovered")
-    added = len(trained.records) - len(carried.classes)
+    added = len(trained.records) - len(carried.ids)
     told = f"version {version.number}: {added} new classes in {int(new.sum())} new photos"
+    if carried.taught:
+        told += f" beside {len(carried.taught)} that {'was' if len(carried.taught) == 1 else 'were'} taught"
     if added < growth.classes:
         told += f" ({growth.classes} were sought, the others ended with fewer than {SMALLEST} photos)"
     mixed = sum(one["mixed"] for one in changes["grew"])
@@ -256,13 +267,19 @@ def _attempt(
 
 
 def _ingest(
-    arrivals: Arrivals, request: Request, registry: Registry, settings: Settings, run: RunFolder, world: World
+    arrivals: Arrivals,
+    said: Said,
+    carried: Carried,
+    settings: Settings,
+    run: RunFolder,
+    world: World,
 ) -> Catalog | Outcome:
     """New photos and labelled images, decoded into the run's store; an outcome where there is nothing to see."""
     root = arrivals.listing.root
-    entries = [type(entry)(str(root / entry.path)) for entry in arrivals.listing.entries]
-    if request.labelled is not None:
-        entries += labelled_entries(request.labelled, ids_by_word(registry))
+    entries = [Entry(str(root / entry.path)) for entry in arrivals.listing.entries]
+    entries += said.entries
+    for taught, shown in zip(carried.taught, said.lessons.values(), strict=True):
+        entries += [Entry(entry.path, taught.id) for entry in shown]
     listing = Listing(root, sorted(entries, key=lambda entry: entry.path), [], "new photos")
     try:
         catalog = ingest(listing, run.store, settings.data, progress=stopping_ticker(world, "images"))
@@ -276,7 +293,7 @@ def _ingest(
         if catalog.broken or empty.any()
         else ""
     )
-    if usable < SMALLEST:
+    if usable < SMALLEST and not said.lessons:
         return Outcome(
             0, f"{usable} new photos are too few for a class ({SMALLEST} are needed)" + (f"; {told}" if told else ""),
             None, 0,
@@ -307,43 +324,12 @@ def _run_folder(registry: Registry, attempt: str, settings: Settings, new: Path)
     return RunFolder.create(path, settings, new, {"protocol": None, "split": None})
 
 
-def _ids(run: RunFolder, count: int, taken: set[str]) -> list[str]:
-    """Ids of the new classes, minted once for a run however often it is gone on with."""
-    file = run.path / "new_ids.json"
+def _ids(file: Path, count: int, taken: set[str]) -> list[str]:
+    """Ids of classes that come, minted once for a run however often it is gone on with."""
     if not file.exists() or len(read_json(file)) != count:
         write_json(file, mint_ids(count, taken))
     ids: list[str] = read_json(file)
     return ids
-
-
-def _left_out(request: Request, registry: Registry) -> str:
-    """What a person labelled in vain."""
-    told = ""
-    for option, folder in (("--labelled", request.labelled), ("--holdout", request.holdout)):
-        unnamed = unnamed_folders(folder, ids_by_word(registry)) if folder is not None else []
-        if unnamed:
-            words = ", ".join(f"'{printable(name)}'" for name in unnamed[:3]) + (
-                ", ..." if unnamed[3:] else ""
-            )
-            what = "folder" if len(unnamed) == 1 else "folders"
-            told += f"; {len(unnamed)} {what} of {option} ({words}) left out, as no class has the name"
-    return told
-
-
-def _holdout(
-    request: Request, registry: Registry, settings: Settings, run: RunFolder, ids: list[str]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
-    """Pixels and classes of the images that a person holds out; None without any."""
-    if request.holdout is None:
-        return None
-    entries = labelled_entries(request.holdout, ids_by_word(registry))
-    listing = Listing(request.holdout.absolute(), entries, [], "held out")
-    folder = run.path / "holdout"
-    catalog = ingest(listing, folder, settings.data)
-    column = {name: index for index, name in enumerate(ids)}
-    truth = np.array([column.get(catalog.label_names[label], -1) for label in catalog.labels.tolist()])
-    pixels = PixelStore.open(folder).centre(np.arange(len(catalog)), settings.data.image_size)
-    return pixels[truth >= 0], truth[truth >= 0]
 
 
 def _replayed(catalog: Catalog, keys: NDArray[np.uint64], tokens: NDArray[np.float16]) -> NDArray[np.float16]:
@@ -351,10 +337,6 @@ def _replayed(catalog: Catalog, keys: NDArray[np.uint64], tokens: NDArray[np.flo
     rows = [place[key] for key, path in zip(catalog.keys.tolist(), catalog.paths, strict=True)
             if path.startswith("replay/")]  # fmt: skip
     return tokens[rows]
-
-
-def _tokens(values: NDArray[np.float16]) -> torch.Tensor:
-    return torch.from_numpy(values).float()
 
 
 def _share(growth: Growth) -> str:
@@ -375,5 +357,5 @@ def _asked(request: Request) -> list[object]:
     """What of a request decides the outcome."""
     return [
         request.classes, request.epochs, request.seed, str(request.labelled), str(request.holdout), request.promote,
-        request.replay, sorted(map(str, request.train.items())), vars(request.margins),
+        request.teach, request.replay, sorted(map(str, request.train.items())), vars(request.margins),
     ]  # fmt: skip

@@ -20,6 +20,7 @@ from partgcd.discovery.fit import Fitted
 from partgcd.export.manifest import ClassEntry
 
 NAMES = ["ash", "birch", "new-1"]
+OWN = 4  # of the photos taken for ash, the first of which are ash
 
 
 def about(axis: int, count: int, seed: int) -> NDArray[np.float32]:
@@ -37,7 +38,7 @@ def told(answers: list[int]) -> NDArray[np.float32]:
 @pytest.fixture
 def describe() -> Any:
     def made(ash: int, axis: int, birch: int = 8, stability: float = 0.9) -> dict[str, Any]:
-        """``ash`` new photos of ash that lie about ``axis``, where ash's remembered ones lie about 0."""
+        """``ash`` photos taken for ash that lie about ``axis``, a few about 0 as ash's remembered ones do."""
         answers = [0] * ash + [1] * birch + [2] * 6
         total = len(answers) + 40
         catalog = Catalog(
@@ -45,7 +46,8 @@ def describe() -> Any:
             np.array([-1] * len(answers) + [0] * 20 + [1] * 20), NAMES[:2], np.zeros((total, 2), np.int32),
         )  # fmt: skip
         features = np.concatenate([
-            about(axis, ash, 1), about(1, birch, 2), about(2, 6, 3), about(0, 20, 4), about(1, 20, 5)
+            about(0, min(ash, OWN), 6), about(axis, max(ash - OWN, 0), 1), about(1, birch, 2), about(2, 6, 3),
+            about(0, 20, 4), about(1, 20, 5),
         ])  # fmt: skip
         records = [
             ClassRecord(
@@ -87,6 +89,8 @@ def test_a_class_is_marked_where_its_new_photos_are_many_and_unlike_it(
     assert marks.get("ash") == mixed and marks["birch"] is False
     if mixed:
         assert grew[0]["name"] == "ash" and grew[0]["times"] > 1.5 and grew[0]["unlike"] > 2
+        assert len(grew[0]["images"]) == 12, "strangers first"
+        assert min(image["row"] for image in grew[0]["images"]) >= OWN
 
 
 @pytest.mark.parametrize(("stability", "steady"), [(0.9, True), (0.1, False)])
@@ -97,4 +101,4 @@ def test_a_new_class_is_told_with_its_pictures_and_whether_it_is_steady(
     (one,) = changes["appeared"]
     assert one["photos"] == 6 and len(one["images"]) == 6 and one["steady"] is steady
     assert one["came_from"] == [{"name": "birch", "photos": 6}]
-    assert changes["classes"] == {"known": 2, "new": 1}
+    assert changes["classes"] == {"known": 2, "taught": 0, "new": 1}

@@ -49,6 +49,14 @@ def test_sure_images_that_move_fail_unless_the_champion_found_them_strange() -> 
     assert failed(found, Margins(disagreement=0.3)) == set()
 
 
+def test_that_photos_move_to_a_class_that_was_taught_is_what_a_person_wants() -> None:
+    found = measured([0] * 10, [0] * 10, [0] * 40, [0] * 30 + [2] * 10)
+    taught = replace(found, old=3, taught=1, stability=[0.8])
+    assert failed(found) == {"agreement"} and failed(taught) == set()
+    assert [check.name for check in judge(taught, Margins())].count("new class") == 1
+    assert failed(replace(taught, seen=(found.seen[0], sure([0] * 30 + [3] * 10)))) == {"agreement"}
+
+
 def test_remembered_images_do_not_hide_photos_that_moved() -> None:
     moved = measured([0, 1] * 400, [0, 1] * 400, [0] * 40, [0] * 30 + [2] * 10)
     assert failed(moved) == {"agreement"}

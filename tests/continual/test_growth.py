@@ -90,6 +90,19 @@ def test_clear_classes_are_counted_and_clustered(classes: int) -> None:
     assert (found.clusters[:20] == labels[:20]).all()
 
 
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_photos_of_a_class_that_is_taught_are_of_no_new_one(others: int) -> None:
+    """Class 2 is shown by ten examples; the features, and so the unknown share, know nothing of it."""
+    kinds = [0, 1, 2, *range(3, 3 + others)]
+    rows = np.concatenate([features([0, 1, 2], 10, 1), features(kinds, 15)])
+    labels = np.concatenate([np.repeat([0, 1, 2], 10), np.full(15 * len(kinds), -1)])
+    share = Unknown((1 + others) / len(kinds), 0.05)
+    found = find_growth(rows, labels, 3, share, 15.0, 100, 0, taught=1)
+    assert found.classes == others
+    assert (found.clusters[30:][np.repeat(kinds, 15) == 2] == 2).all()
+    assert find_growth(rows, labels, 3, share, 15.0, 100, 0).classes == others + 1
+
+
 def test_few_or_doubtful_images_are_no_class() -> None:
     rows = np.concatenate([features([0, 1], 10, 1), features([2], 3), features([0, 1], 20, 2)])
     labels = np.concatenate([np.repeat([0, 1], 10), np.full(43, -1)])

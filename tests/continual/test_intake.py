@@ -12,9 +12,7 @@ from partgcd.config.tree import DataSettings
 from partgcd.continual.intake import (
     content_key,
     empty_pictures,
-    labelled_entries,
     look_through,
-    unnamed_folders,
 )
 from partgcd.data.ingest import ingest
 from partgcd.data.scan import scan
@@ -61,15 +59,3 @@ def test_pictures_of_nothing_are_told_from_photos(photos: Photos, tmp_path: Path
     assert {path for path, none in zip(catalog.paths, empty, strict=True) if not none} == {
         f"{kind}-{number}.png" for kind in (0, 3) for number in (500, 501, 502)
     }
-
-
-def test_labels_are_ids_whatever_a_folder_is_called_by(photos: Photos, tmp_path: Path) -> None:
-    photos("told/ash", {0: 2})
-    photos("told/c-2", {1: 1})
-    photos("told/other", {2: 1})
-    found = labelled_entries(tmp_path / "told", {"ash": "c-1", "c-1": "c-1", "c-2": "c-2"})
-    assert sorted(str(entry.label) for entry in found) == ["c-1", "c-1", "c-2"]
-    assert all(Path(entry.path).is_absolute() for entry in found)
-    assert unnamed_folders(tmp_path / "told", {"ash": "c-1", "c-2": "c-2"}) == ["other"]
-    with pytest.raises(UserError, match="no folder"):
-        labelled_entries(tmp_path / "told", {"oak": "c-9"})

@@ -15,13 +15,15 @@ def image(row: int, **more: Any) -> dict[str, Any]:
 @pytest.fixture
 def changes() -> dict[str, Any]:
     return {
-        "parent": 3, "classes": {"known": 2, "new": 1}, "estimate": {"classes": 2}, "passed": False,
+        "parent": 3, "classes": {"known": 2, "taught": 1, "new": 1}, "estimate": {"classes": 2}, "passed": False,
         "seconds": 12.5, "moved": 1,
         "photos": {"new": 9, "seen": 1, "copies": 2, "broken": 3, "unfamiliar": 4, "replayed": 5},
         "checks": [{"name": "agreement", "value": 0.2, "limit": 0.05, "passed": False, "told": "20% moved"}],
         "appeared": [{"id": "c-9", "name": "new-01 near <b>ash</b>", "photos": 4, "stability": 0.8, "steady": True,
                       "images": [image(0), image(1)], "nearest": [{"name": "ash", "cosine": 0.5}],
                       "came_from": [{"name": "ash", "photos": 3}]}],
+        "taught": [{"id": "c-8", "name": "oak & elm", "photos": 3, "examples": 6, "images": [image(4)],
+                    "came_from": [{"name": "birch", "photos": 2}]}],
         "grew": [{"id": "c-1", "name": "ash", "photos": 5, "images": [image(2)], "times": 1.0,
                   "unlike": 0.3, "mixed": False}], "dropped": ["c-7"],
         "forgotten": [{"id": "c-1", "name": "ash", "before": 1.0, "now": 0.5, "images": 4}],
@@ -37,7 +39,7 @@ def test_the_page_tells_what_changed_and_shows_it(changes: dict[str, Any]) -> No
         return np.zeros((len(rows), 3, 32, 32), np.uint8)
 
     page = render_changes(changes, pixels).decode()
-    assert asked == [0, 1, 2, 3] and page.count("data:image/jpeg;base64,") == 4
+    assert asked == [0, 1, 4, 2, 3] and page.count("data:image/jpeg;base64,") == 5
     for words in (
         "1 new class in 9 new photos",
         "from version 3",
@@ -47,12 +49,20 @@ def test_the_page_tells_what_changed_and_shows_it(changes: dict[str, Any]) -> No
         "c-7",
         "birch",
         "2 were sought",
+        "oak &amp; elm <small>c-8</small>",
+        "6 examples, 3 new photos.",
+        "Before, those were taken for birch (2).",
         "Nearest: ash. Before, they were taken for ash (3)",
     ):
         assert words in page
     assert "<b>ash</b>" not in page and "&lt;b&gt;ash&lt;/b&gt;" in page, "names are text, never markup"
     assert "photo <0>" not in page
     assert "http://" not in page and "https://" not in page and "<script" not in page
+
+
+def test_nothing_is_said_of_teaching_where_nobody_taught(changes: dict[str, Any]) -> None:
+    assert "were taught" in render_changes(changes, None).decode()
+    assert "were taught" not in render_changes({**changes, "taught": []}, None).decode()
 
 
 def test_a_class_that_is_not_found_again_is_marked(changes: dict[str, Any]) -> None:

@@ -1,0 +1,220 @@
+"""What a person says of photos: folders of classes to train on, to score on, and of classes that nobody knew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import normalize
+
+from partgcd.config.errors import UserError
+from partgcd.config.tree import Settings
+from partgcd.continual.carry import Carried
+from partgcd.continual.growth import SMALLEST
+from partgcd.continual.identity import checked_name
+from partgcd.continual.intake import content_key
+from partgcd.continual.recall import Known, Opinion, ask, trunk_tokens
+from partgcd.data.decode import BrokenImage, read_image
+from partgcd.data.ingest import ingest
+from partgcd.data.listing import Entry, Listing
+from partgcd.data.names import first_few
+from partgcd.data.pixels import PixelStore
+from partgcd.data.scan import scan
+from partgcd.export.manifest import ClassEntry
+
+HeldOut = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a person says of photos.
+
+    Attributes:
+        entries: images of known classes to train on, absolute paths, with class ids for labels.
+        held: likewise, to score on.
+        lessons: images of each class that nobody knew, by the name that it is to have.
+        unnamed: names of folders that come to nothing, as no class has them, by the option they came with.
+    """
+
+    entries: list[Entry]
+    held: list[Entry]
+    lessons: dict[str, list[Entry]]
+    unnamed: dict[str, list[str]]
+
+    def left_out(self) -> str:
+        """The folders that come to nothing, as the end of a line."""
+        told = ""
+        for option, names in self.unnamed.items():
+            what = "folder" if len(names) == 1 else "folders"
+            words = first_few([f"'{name}'" for name in names])
+            told += f"; {len(names)} {what} of {option} ({words}) left out, as no class has the name"
+            if option == "--labelled":
+                told += f" (--teach makes {'it one' if len(names) == 1 else 'them classes'})"
+        return told
+
+
+def read_said(labelled: Path | None, holdout: Path | None, teaches: bool, names: Mapping[str, str]) -> Said:
+    """Look through the folders that a person gives.
+
+    Args:
+        labelled, holdout: folders of class folders, to train and to score on.
+        teaches: whether folders of ``labelled`` that name no class are classes that nobody knew.
+        names: class id by what a folder may be called.
+
+    Raises:
+        UserError: no such folder, no folder of it is named as a class, or what is to be a class can't be one.
+    """
+    if teaches and labelled is None:
+        raise UserError("--teach needs --labelled: a folder with a folder of photos for each class")
+    entries, others = _class_folders(labelled, names, teaches) if labelled is not None else ([], {})
+    held, strange = _class_folders(holdout, names, False) if holdout is not None else ([], {})
+    lessons = others if teaches else {}
+    for name, own in lessons.items():
+        if checked_name(name) != name:
+            raise UserError(f"folder '{name}' can't name a class: spaces at its ends or in a row")
+        if len(own) < SMALLEST:
+            raise UserError(f"'{name}' has {len(own)} photos, a new class needs {SMALLEST}")
+    unnamed = {"--labelled": [] if teaches else list(others), "--holdout": list(strange)}
+    return Said(entries, held, lessons, {option: words for option, words in unnamed.items() if words})
+
+
+def _class_folders(
+    folder: Path, names: Mapping[str, str], others_do: bool
+) -> tuple[list[Entry], dict[str, list[Entry]]]:
+    """Images of known classes with ids for labels, and those of other class folders by the folder's name."""
+    listing = scan(folder)
+    found, others = [], dict[str, list[Entry]]()
+    for entry in listing.entries:
+        path = str(listing.root / entry.path)
+        if entry.label in names:
+            found.append(Entry(path, names[entry.label]))
+        elif entry.label is not None:
+            others.setdefault(entry.label, []).append(Entry(path))
+    if not found and not (others and others_do):
+        raise UserError(
+            f"no folder of '{folder}' is named as a class: use ids or names of partgcd classes list"
+            + ("" if others_do or not others else ", or --teach for new classes")
+        )
+    return found, dict(sorted(others.items()))
+
+
+def contents(lessons: Mapping[str, list[Entry]]) -> list[tuple[str, int]]:
+    """Class name and content of every image that can be opened, in an order of their own."""
+    found = set()
+    for name, entries in lessons.items():
+        for entry in entries:
+            try:
+                found.add((name, content_key(read_image(Path(entry.path)))))
+            except BrokenImage:
+                continue
+    return sorted(found)
+
+
+def held_out(entries: list[Entry], scratch: Path, settings: Settings, ids: list[str]) -> HeldOut:
+    """Pixels [H, 3, S, S] and class [H] of the images that a person holds out.
+
+    Args:
+        scratch: folder for the decoded pixels.
+        ids: of the classes by column; images of others are left out.
+    """
+    pixels, labels = _pixels(entries, scratch, settings)
+    column = {name: index for index, name in enumerate(ids)}
+    truth = np.array([column.get(label, -1) for label in labels], dtype=np.int64)
+    return pixels[truth >= 0], truth[truth >= 0]
+
+
+def teach(
+    lessons: Mapping[str, list[Entry]],
+    ids: list[str],
+    known: Known,
+    asked: Known,
+    exemplars: Opinion,
+    carried: Carried,
+    scratch: Path,
+    settings: Settings,
+    device: torch.device,
+    tick: Callable[[int, int], None],
+) -> tuple[Known, Opinion, Carried]:
+    """Make room for classes that a person shows: columns after those that go on, and a memory without their images.
+
+    What was remembered as another class and is shown now is let go, and so is what no person labelled and lies
+    nearer to the mean of a class that is shown than to that of its own. Every class keeps the nearest `SMALLEST`
+    of those.
+
+    Args:
+        lessons: images of each class by its name; ``ids``: their ids, in that order.
+        asked: ``known`` on ``device``.
+        exemplars: the champion's opinion of its memory.
+
+    Returns:
+        ``known``, ``exemplars`` and ``carried`` with less memory, the latter with the classes.
+
+    Raises:
+        UserError: a class has too few images that can be decoded.
+    """
+    label_of = dict(zip(lessons, ids, strict=True))
+    entries = [Entry(entry.path, label_of[name]) for name, own in lessons.items() for entry in own]
+    pixels, labels = _pixels(entries, scratch, settings)
+    counts = [labels.count(each) for each in ids]
+    for name, count in zip(lessons, counts, strict=True):
+        if count < SMALLEST:
+            raise UserError(
+                f"'{name}' has {count} different photos that can be used, a new class needs {SMALLEST}", 1
+            )
+    tokens = trunk_tokens(asked.model, pixels, device)
+    shown = ask(
+        asked.model, asked.parts, None, settings, lambda rows: tokens[rows].to(device),
+        np.arange(len(tokens)), torch.no_grad, tick,
+    )  # fmt: skip
+    means = _means(shown.joint.numpy(), np.array([ids.index(label) for label in labels]), len(ids))
+    keys = {key for _, key in contents(lessons)}
+    kept = _kept(known, exemplars, carried, means, keys)
+    first = len(carried.classes)
+    taught = [
+        ClassEntry(index=first + index, id=each, name=name, kind="old", labelled=count, assigned=0)
+        for index, (each, name, count) in enumerate(zip(ids, lessons, counts, strict=True))
+    ]
+    return (
+        replace(known, memory=known.memory.rows(kept)),
+        exemplars.rows(torch.from_numpy(kept)),
+        replace(carried, members=carried.members[kept], taught=taught),
+    )
+
+
+def _kept(
+    known: Known, exemplars: Opinion, carried: Carried, means: NDArray[np.float32], keys: set[int]
+) -> NDArray[np.bool_]:
+    """[M] whether an exemplar still stands for its class."""
+    memory, joint = known.memory, exemplars.joint.numpy()
+    shown = np.array([key in keys for key in memory.keys.tolist()], dtype=bool)
+    kept = ~shown
+    for index in range(len(carried.classes)):
+        own = np.flatnonzero(carried.members == index)
+        mean = _means(joint[own], np.zeros(len(own), dtype=np.int64), 1)[0]
+        gap = joint[own] @ mean - (joint[own] @ means.T).max(axis=1)
+        gap[memory.labelled[own]] = np.inf
+        gap[shown[own]] = -np.inf
+        go = gap < 0
+        go[np.argsort(-gap, kind="stable")[:SMALLEST]] = False
+        kept[own] = ~go
+    return kept
+
+
+def _means(rows: NDArray[np.float32], classes: NDArray[np.int64], count: int) -> NDArray[np.float32]:
+    """[count, F] of unit norm."""
+    means = torch.stack([torch.from_numpy(rows[classes == index]).mean(dim=0) for index in range(count)])
+    return normalize(means, dim=1).numpy()
+
+
+def _pixels(entries: list[Entry], scratch: Path, settings: Settings) -> tuple[NDArray[np.uint8], list[str]]:
+    """Evaluation views [N, 3, S, S] of labelled images, and each one's label."""
+    root = Path(entries[0].path).parent
+    catalog = ingest(
+        Listing(root, sorted(entries, key=lambda entry: entry.path), [], "told"), scratch, settings.data
+    )
+    pixels = PixelStore.open(scratch).centre(np.arange(len(catalog)), settings.data.image_size)
+    return pixels, [catalog.label_names[label] for label in catalog.labels.tolist()]

@@ -1,0 +1,161 @@
+"""What a person says of photos, and classes that are taught by example."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from partgcd.config.errors import UserError
+from partgcd.continual.classes import list_classes, rename
+from partgcd.continual.gate import Margins
+from partgcd.continual.recall import recall
+from partgcd.continual.rediscover import Outcome, Request, rediscover
+from partgcd.continual.registry import Registry
+from partgcd.continual.told import contents, read_said
+from partgcd.export.bundle import EXEMPLARS, open_bundle, read_tensors
+from partgcd.report.changes import render_changes
+from partgcd.run.folder import RunFolder
+
+Photos = Callable[..., Path]
+NAMES = {"ash": "c-1", "c-1": "c-1", "c-2": "c-2"}
+
+
+@pytest.fixture
+def teach(registry: Registry, quick_export: None) -> Callable[..., Outcome]:
+    """Runs a rediscovery that is taught what ``told`` says beside what is known."""
+
+    def call(new: Path, told: Path, **changes: object) -> Outcome:
+        request = Request(
+            registry.path, new, "always", told, True, classes=0, epochs=2, margins=Margins(1.0, 1.0, 1.0, 0.0),
+            train={"device": "cpu", "threads": 1},
+        )  # fmt: skip
+        return rediscover(replace(request, **changes), render=render_changes)  # type: ignore[arg-type]
+
+    return call
+
+
+@pytest.fixture
+def told(photos: Photos, tmp_path: Path) -> Path:
+    """Three folders: a class by its name, one by its id, and one that names none."""
+    for folder, kinds in (("told/ash", {0: 2}), ("told/c-2", {1: 1}), ("told/other", {2: 4})):
+        photos(folder, kinds)
+    return tmp_path / "told"
+
+
+def test_labels_are_ids_whatever_a_folder_is_called_by(told: Path) -> None:
+    said = read_said(told, told, False, NAMES)
+    for entries in (said.entries, said.held):
+        assert sorted(str(entry.label) for entry in entries) == ["c-1", "c-1", "c-2"]
+        assert all(Path(entry.path).is_absolute() for entry in entries)
+    assert said.lessons == {} and said.unnamed == {"--labelled": ["other"], "--holdout": ["other"]}
+    line = said.left_out()
+    assert line.count("1 folder of") == 2 and "--labelled ('other') left out" in line
+    assert line.count("--teach") == 1, "what is held out can't be taught"
+
+
+def test_folders_that_name_no_class_are_lessons_where_a_person_says_so(told: Path) -> None:
+    said = read_said(told, None, True, NAMES)
+    assert {name: len(entries) for name, entries in said.lessons.items()} == {"other": 4}
+    assert said.left_out() == "" and len(said.entries) == 3 and said.held == []
+    assert len(contents(said.lessons)) == 4
+    shutil.copy(told / "other" / "2-500.png", told / "other" / "copy.png")
+    assert len(contents(read_said(told, None, True, NAMES).lessons)) == 4, "a copy says nothing new"
+    assert read_said(told, None, True, {"ash": "c-1", "c-2": "c-2", "other": "c-3"}).lessons == {}
+
+
+@pytest.mark.parametrize(
+    ("folder", "teaches", "names", "says"),
+    [
+        ("told", False, {"oak": "c-9"}, "no folder of .*told' is named as a class.*, or --teach"),
+        ("none", True, NAMES, "no such file or folder"),
+        (None, True, NAMES, "--teach needs --labelled"),
+        ("told", True, {"other": "c-1"}, "'ash' has 2 photos, a new class needs 4"),
+    ],
+)
+def test_what_can_not_be_taught_is_one_line(
+    told: Path, tmp_path: Path, folder: str | None, teaches: bool, names: dict[str, str], says: str
+) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        read_said(tmp_path / folder if folder else None, None, teaches, names)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_class_is_taught_by_example_and_the_others_keep_their_ids(
+    registry: Registry, teach: Callable[..., Outcome], photos: Photos, tmp_path: Path
+) -> None:
+    before = [row.id for row in list_classes(registry)]
+    rename(registry, before[0], "the old one")
+    new = photos("new", {0: 6, 4: 8})
+    photos("told/oak", {4: 6}, 700)
+    outcome = teach(new, tmp_path / "told", epochs=4)
+    assert outcome.code == 0 and outcome.new_classes == 0, outcome.told
+    assert "0 new classes in 14 new photos beside 1 that was taught" in outcome.told
+    version = registry.version("champion")
+    assert version.class_ids[:3] == before and len(version.class_ids) == 4
+    rows = {row.id: row for row in list_classes(registry)}
+    oak = rows[version.class_ids[3]]
+    assert (oak.name, oak.kind, oak.labelled) == ("oak", "old", 6) and rows[before[0]].name == "the old one"
+    changes = json.loads((version.path / "changes.json").read_text())
+    assert changes["classes"] == {"known": 3, "taught": 1, "new": 0} and changes["appeared"] == []
+    (shown,) = changes["taught"]
+    assert (shown["id"], shown["examples"], shown["photos"]) == (oak.id, 6, 8)
+    assert all(Path(image["path"]).name.startswith("4-") for image in shown["images"])
+    page = (version.path / "changes.html").read_text()
+    assert "Classes that were taught" in page and "6 examples" in page
+    assert teach(new, tmp_path / "told").told.startswith("nothing new"), "oak is a class by now"
+
+
+def test_a_class_is_taught_without_a_new_photo_and_what_was_remembered_as_another_is_let_go(
+    registry: Registry, teach: Callable[..., Outcome], trained: RunFolder, tmp_path: Path
+) -> None:
+    root = trained.path.parent / "photos"
+    old = shutil.copytree(root, tmp_path / "old")
+    (tmp_path / "told" / "oak").mkdir(parents=True)
+    for photo in sorted((root / "unlabelled").glob("2-*"))[:5]:
+        shutil.copy(photo, tmp_path / "told" / "oak")
+    said = read_said(tmp_path / "told", None, True, {})
+    shown = {key for _, key in contents(said.lessons)}
+    memory = recall(open_bundle(registry.resolve("champion"))).memory
+    assert shown & set(memory.keys.tolist()), "else nothing is to be let go"
+    outcome = teach(old, tmp_path / "told", classes=None)
+    assert outcome.code == 0 and "in 0 new photos beside 1 that was taught" in outcome.told
+    bundle = open_bundle(registry.resolve("champion"))
+    found = read_tensors(bundle, EXEMPLARS)
+    oak = next(entry.index for entry in bundle.manifest.classes if entry.name == "oak")
+    own = {int(key): int(column) for key, column in zip(found["keys"], found["classes"], strict=True)}
+    assert all(own[key] == oak for key in shown)
+    assert set(np.unique(found["classes"]).tolist()) == set(range(len(bundle.manifest.classes)))
+    assert registry.verify() == []
+
+
+def test_too_few_usable_examples_leave_the_champion_alone(
+    registry: Registry, teach: Callable[..., Outcome], photos: Photos, tmp_path: Path
+) -> None:
+    photos("told/oak", {3: 3})
+    (tmp_path / "told" / "oak" / "torn.jpg").write_bytes(b"\xff\xd8 no photo")
+    with pytest.raises(
+        UserError, match="'oak' has 3 different photos that can be used, a new class needs 4"
+    ) as caught:
+        teach(photos("new", {0: 5}), tmp_path / "told")
+    assert caught.value.code == 1 and registry.aliases() == {"champion": 1}
+
+
+def test_what_is_asked_elsewhere_leaves_what_a_training_starts_with_in_place(registry: Registry) -> None:
+    known = recall(open_bundle(registry.resolve("champion")))
+    assert known.on(torch.device("cpu")) is known
+    there = known.on(torch.device("meta"))
+    assert there.parts is not None and there.scale is not None
+    moved = [
+        *there.model.parameters(), *there.parts.bank.to_tensors().values(), there.parts.projection.mean,
+        there.parts.projection.basis, *there.scale,
+    ]  # fmt: skip
+    assert {str(each.device) for each in moved} == {"meta"}
+    assert {str(each.device) for each in known.model.parameters()} == {"cpu"}
+    assert known.parts is not None and str(known.parts.bank.mu.device) == "cpu"
