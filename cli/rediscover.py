@@ -38,7 +38,9 @@ def rediscover(
     new_classes: Annotated[
         int | None, typer.Option(help="How many new classes there are; estimated if not given.", min=0)
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the images.", min=1)] = 6,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the images; 6, up to 20 where they are few.", min=1)
+    ] = None,
     max_forgetting: Annotated[
         float, typer.Option(help="Accuracy of known classes that may be lost.", min=0, max=1)
     ] = 0.02,

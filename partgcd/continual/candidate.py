@@ -6,6 +6,7 @@ tokens are left. The known classes keep their columns, so that nothing has to be
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,10 @@ from partgcd.run.folder import RunFolder
 from partgcd.run.world import World
 
 EPOCHS = 6
-"""Passes of a training that goes on; one that begins anew takes 20."""
+"""Passes of a training that goes on, at least; one that begins anew takes 20."""
+
+_MOST_EPOCHS = 20
+_STEPS = 150
 
 REFITS = [0.125, 0.25, 0.5, 1.0]
 """Shares of the epochs after which the new classes' prototypes are set anew to clusters."""
@@ -85,6 +89,15 @@ def continual_settings(champion: Settings, epochs: int, seed: int, changes: dict
     discovery = champion.discovery.model_copy(update={"prototype_refits": REFITS})
     data = champion.data.model_copy(update={"max_broken": 1.0})
     return champion.model_copy(update={"train": train, "discovery": discovery, "data": data, "seed": seed})
+
+
+def epochs_for(images: int, batch_size: int) -> int:
+    """Passes over so many images, new and remembered: 6, and up to 20 where those would make few steps.
+
+    On 250 photos of ten products 6 passes, 42 steps, lost 15 points of the known classes, and 18 none.
+    """
+    steps = max(images // batch_size, 1)
+    return min(max(EPOCHS, math.ceil(_STEPS / steps)), _MOST_EPOCHS)
 
 
 def part_memory(memory: Memory, carried: Carried) -> Parted:

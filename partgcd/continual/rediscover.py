@@ -22,9 +22,9 @@ from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
 from partgcd.continual.attempts import attempt_digest, read_attempts, remember
 from partgcd.continual.candidate import (
-    EPOCHS,
     STRENGTH,
     continual_settings,
+    epochs_for,
     join_catalog,
     mint_ids,
     new_alone,
@@ -74,6 +74,7 @@ class Request:
         holdout: as ``labelled``, to score on.
         images: whether pictures of new photos go into the change report and the bundle.
         classes: number of new classes; None estimates it.
+        epochs: passes over new and remembered images; None asks `candidate.epochs_for`.
         weights: of the frozen backbone, where the champion was trained with a file of its own.
         replay: False trains on the new photos alone, which forgets: plain fine-tuning, to compare with.
         again: also where the same photos were looked at before.
@@ -88,7 +89,7 @@ class Request:
     holdout: Path | None = None
     images: bool = True
     classes: int | None = None
-    epochs: int = EPOCHS
+    epochs: int | None = None
     seed: int = 0
     weights: Path | None = None
     replay: bool = True
@@ -167,7 +168,9 @@ def _attempt(
     began = time.perf_counter()
     bundle = open_bundle(champion.bundle)
     known = recall(bundle, request.weights)
-    settings = continual_settings(known.settings, request.epochs, request.seed, dict(request.train))
+    images = len(arrivals.keys) + len(known.memory.keys) + said.images
+    epochs = request.epochs or epochs_for(images, known.settings.train.batch_size)
+    settings = continual_settings(known.settings, epochs, request.seed, dict(request.train))
     run = _run_folder(registry, attempt, settings, request.new)
     world = SoloWorld(run, pick_device(settings.train.device), progress)
     with run.claimed(), world.stopping_on_signals():

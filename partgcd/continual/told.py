@@ -45,6 +45,11 @@ class Said:
     lessons: dict[str, list[Entry]]
     unnamed: dict[str, list[str]]
 
+    @property
+    def images(self) -> int:
+        """How many there are to train on."""
+        return len(self.entries) + sum(len(own) for own in self.lessons.values())
+
     def left_out(self) -> str:
         """The folders that come to nothing, as the end of a line."""
         told = ""

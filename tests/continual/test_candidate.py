@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partgcd.continual.candidate import Parted, part_memory, provisional_name
+from partgcd.continual.candidate import EPOCHS, Parted, epochs_for, part_memory, provisional_name
 from partgcd.continual.carry import Carried
 from partgcd.continual.recall import Memory
 from partgcd.export.manifest import ClassEntry
@@ -42,6 +42,13 @@ def test_champion_and_candidate_are_compared_on_what_neither_or_both_trained_on(
         unknown = {key for key in held_before if key // 10 == index}
         both_know = set(found.replayed.keys[found.replayed_classes == index].tolist())
         assert scored == (unknown or both_know)
+
+
+@pytest.mark.parametrize(
+    ("images", "epochs"), [(5000, EPOCHS), (800, EPOCHS), (400, 13), (250, 20), (40, 20), (3, 20), (0, 20)]
+)
+def test_few_images_are_gone_through_more_often(images: int, epochs: int) -> None:
+    assert epochs_for(images, 32) == epochs
 
 
 @pytest.mark.parametrize(
