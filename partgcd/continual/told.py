@@ -95,9 +95,11 @@ def _class_folders(
     found, others = [], dict[str, list[Entry]]()
     for entry in listing.entries:
         path = str(listing.root / entry.path)
+        if entry.label is None:
+            continue
         if entry.label in names:
             found.append(Entry(path, names[entry.label]))
-        elif entry.label is not None:
+        else:
             others.setdefault(entry.label, []).append(Entry(path))
     if not found and not (others and others_do):
         raise UserError(
