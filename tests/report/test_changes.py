@@ -41,7 +41,7 @@ def test_the_page_tells_what_changed_and_shows_it(changes: dict[str, Any]) -> No
     page = render_changes(changes, pixels).decode()
     assert asked == [0, 1, 4, 2, 3] and page.count("data:image/jpeg;base64,") == 5
     for words in (
-        "1 new class in 9 new photos",
+        "1 new class and 1 that was taught in 9 new photos",
         "from version 3",
         "20% moved",
         "c-9",
@@ -62,7 +62,9 @@ def test_the_page_tells_what_changed_and_shows_it(changes: dict[str, Any]) -> No
 
 def test_nothing_is_said_of_teaching_where_nobody_taught(changes: dict[str, Any]) -> None:
     assert "were taught" in render_changes(changes, None).decode()
-    assert "were taught" not in render_changes({**changes, "taught": []}, None).decode()
+    quiet = {**changes, "taught": [], "classes": {**changes["classes"], "taught": 0}}
+    page = render_changes(quiet, None).decode()
+    assert "taught" not in page and "1 new class in 9 new photos" in page
 
 
 def test_a_class_that_is_not_found_again_is_marked(changes: dict[str, Any]) -> None:
