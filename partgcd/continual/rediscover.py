@@ -183,14 +183,17 @@ def _attempt(
             torch.no_grad, stopping_ticker(world, "memory"),
         )  # fmt: skip
         carried = carried_classes(known, overlay, exemplars)
-        taken = {row.id for row in list_classes(registry)} | set(identity.minted)
+        rows = list_classes(registry)
+        ever = {row.id for row in rows} | set(identity.minted)
         if said.lessons:
-            ids = _ids(run.path / "taught_ids.json", len(said.lessons), taken)
+            # A class that was taught before, in a version that does not answer, is the same one.
+            before = {row.name: row.id for row in rows if row.status == "dormant" and row.kind == "old"}
+            minted = _ids(run.path / "taught_ids.json", len(said.lessons), ever)
+            ids = [before.get(name, own) for name, own in zip(said.lessons, minted, strict=True)]
             known, exemplars, carried = teach(
                 said.lessons, ids, known, asked, exemplars, carried, run.path / "taught", settings, world.device,
                 stopping_ticker(world, "examples"),
             )  # fmt: skip
-            taken |= set(ids)
         parted = part_memory(known.memory, carried)
         fresh = _ingest(arrivals, said, carried, settings, run, world)
         if isinstance(fresh, Outcome):
@@ -215,12 +218,8 @@ def _attempt(
                 0, f"no new class among {int(new.sum())} new photos ({unfamiliar} of them unfamiliar{_share(growth)})",
                 None, 0,
             )  # fmt: skip
-        new_ids = _ids(run.path / "new_ids.json", growth.classes, taken)
-        numbered = (
-            len(taken)
-            - len(carried.taught)
-            - len([entry for entry in bundle.manifest.classes if entry.kind == "old"])
-        )
+        new_ids = _ids(run.path / "new_ids.json", growth.classes, ever | set(carried.ids))
+        numbered = len(ever) - len([entry for entry in bundle.manifest.classes if entry.kind == "old"])
         if not request.replay:
             catalog, settings, standing, growth = new_alone(catalog, settings, standing, growth)
             catalog.save(run.path)

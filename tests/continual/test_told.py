@@ -135,6 +135,19 @@ def test_a_class_is_taught_without_a_new_photo_and_what_was_remembered_as_anothe
     assert registry.verify() == []
 
 
+def test_a_class_that_is_taught_again_after_its_version_was_kept_back_has_the_same_id(
+    registry: Registry, teach: Callable[..., Outcome], photos: Photos, tmp_path: Path
+) -> None:
+    new = photos("new", {0: 6, 4: 8})
+    photos("told/oak", {4: 6}, 700)
+    assert teach(new, tmp_path / "told", promote="never").code == 3
+    (kept,) = (row for row in list_classes(registry) if row.name == "oak")
+    assert kept.status == "dormant"
+    assert teach(new, tmp_path / "told", epochs=3).code == 0
+    (now,) = (row for row in list_classes(registry) if row.name == "oak")
+    assert (now.id, now.status, now.since) == (kept.id, "active", 2)
+
+
 def test_too_few_usable_examples_leave_the_champion_alone(
     registry: Registry, teach: Callable[..., Outcome], photos: Photos, tmp_path: Path
 ) -> None:
