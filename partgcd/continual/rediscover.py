@@ -43,7 +43,7 @@ from partgcd.continual.overlay import overlay_of
 from partgcd.continual.recall import ask, recall
 from partgcd.continual.registry import Registry, Version
 from partgcd.continual.schedule import KEPT
-from partgcd.continual.told import Said, contents, held_out, read_said, teach
+from partgcd.continual.told import Said, contents, correct, held_out, read_said, teach
 from partgcd.data.catalog import Catalog
 from partgcd.data.ingest import ingest
 from partgcd.data.listing import Entry, Listing
@@ -183,6 +183,7 @@ def _attempt(
             torch.no_grad, stopping_ticker(world, "memory"),
         )  # fmt: skip
         carried = carried_classes(known, overlay, exemplars)
+        known, exemplars, carried = correct(said.entries, known, exemplars, carried)
         rows = list_classes(registry)
         ever = {row.id for row in rows} | set(identity.minted)
         if said.lessons:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -111,14 +111,7 @@ def _class_folders(
 
 def contents(lessons: Mapping[str, list[Entry]]) -> list[tuple[str, int]]:
     """Class name and content of every image that can be opened, in an order of their own."""
-    found = set()
-    for name, entries in lessons.items():
-        for entry in entries:
-            try:
-                found.add((name, content_key(read_image(Path(entry.path)))))
-            except BrokenImage:
-                continue
-    return sorted(found)
+    return sorted({(name, key) for name, entries in lessons.items() for key, _ in _keys(entries)})
 
 
 def held_out(entries: list[Entry], scratch: Path, settings: Settings, ids: list[str]) -> HeldOut:
@@ -132,6 +125,26 @@ def held_out(entries: list[Entry], scratch: Path, settings: Settings, ids: list[
     column = {name: index for index, name in enumerate(ids)}
     truth = np.array([column.get(label, -1) for label in labels], dtype=np.int64)
     return pixels[truth >= 0], truth[truth >= 0]
+
+
+def correct(
+    entries: list[Entry], known: Known, exemplars: Opinion, carried: Carried
+) -> tuple[Known, Opinion, Carried]:
+    """The same without the remembered images that a person gives to another class than the memory has them in.
+
+    A class of which nothing would be left keeps all of it: there has to be something to hold on to.
+
+    Args:
+        entries: images of known classes, with class ids for labels.
+        exemplars: the champion's opinion of its memory.
+    """
+    said = dict(_keys(entries))
+    kept = np.ones(len(known.memory.keys), dtype=bool)
+    for index, entry in enumerate(carried.classes):
+        own = np.flatnonzero(carried.members == index)
+        right = np.array([said.get(int(key), entry.id) == entry.id for key in known.memory.keys[own]])
+        kept[own] = right | ~right.any()
+    return _remembering(kept, known, exemplars, carried)
 
 
 def teach(
@@ -185,11 +198,27 @@ def teach(
         ClassEntry(index=first + index, id=each, name=name, kind="old", labelled=count, assigned=0)
         for index, (each, name, count) in enumerate(zip(ids, lessons, counts, strict=True))
     ]
+    return _remembering(kept, known, exemplars, replace(carried, taught=taught))
+
+
+def _remembering(
+    kept: NDArray[np.bool_], known: Known, exemplars: Opinion, carried: Carried
+) -> tuple[Known, Opinion, Carried]:
+    """The same with the remembered images ``kept`` [M] alone."""
     return (
         replace(known, memory=known.memory.rows(kept)),
         exemplars.rows(torch.from_numpy(kept)),
-        replace(carried, members=carried.members[kept], taught=taught),
+        replace(carried, members=carried.members[kept]),
     )
+
+
+def _keys(entries: list[Entry]) -> Iterator[tuple[int, str | None]]:
+    """Content and label of every image that can be opened."""
+    for entry in entries:
+        try:
+            yield content_key(read_image(Path(entry.path))), entry.label
+        except BrokenImage:
+            continue
 
 
 def _kept(

@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from partgcd.config.errors import UserError
+from partgcd.continual.carry import Carried
 from partgcd.continual.classes import list_classes, rename
 from partgcd.continual.gate import Margins
-from partgcd.continual.recall import recall
+from partgcd.continual.recall import Opinion, recall
 from partgcd.continual.rediscover import Outcome, Request, rediscover
 from partgcd.continual.registry import Registry
-from partgcd.continual.told import contents, read_said
+from partgcd.continual.told import contents, correct, read_said
+from partgcd.data.listing import Entry
 from partgcd.export.bundle import EXEMPLARS, open_bundle, read_tensors
 from partgcd.report.changes import render_changes
 from partgcd.run.folder import RunFolder
@@ -146,6 +148,48 @@ def test_a_class_that_is_taught_again_after_its_version_was_kept_back_has_the_sa
     assert teach(new, tmp_path / "told", epochs=3).code == 0
     (now,) = (row for row in list_classes(registry) if row.name == "oak")
     assert (now.id, now.status, now.since) == (kept.id, "active", 2)
+
+
+def test_what_a_person_gives_to_another_class_is_remembered_as_the_old_one_no_more(
+    registry: Registry, teach: Callable[..., Outcome], trained: RunFolder, photos: Photos, tmp_path: Path
+) -> None:
+    root = trained.path.parent / "photos"
+    (tmp_path / "told" / "birch").mkdir(parents=True)
+    for photo in sorted((root / "ash").iterdir())[:3]:
+        shutil.copy(photo, tmp_path / "told" / "birch")
+    said = read_said(tmp_path / "told", None, False, {"birch": "c-2"})
+    moved = {key for _, key in contents({"birch": said.entries})}
+    outcome = teach(photos("new", {0: 6, 4: 10}), tmp_path / "told", teach=False, classes=1)
+    assert outcome.code == 0, outcome.told
+    bundle = open_bundle(registry.resolve("champion"))
+    found = read_tensors(bundle, EXEMPLARS)
+    birch = next(entry.index for entry in bundle.manifest.classes if entry.name == "birch")
+    own = {int(key): int(column) for key, column in zip(found["keys"], found["classes"], strict=True)}
+    assert len(moved) == 3 and {own[key] for key in moved} == {birch}
+
+
+def test_a_class_whose_every_image_is_given_away_keeps_them(registry: Registry, trained: RunFolder) -> None:
+    known = recall(open_bundle(registry.resolve("champion")))
+    classes = known.bundle.manifest.classes
+    memory = known.memory
+    count = len(memory.keys)
+    opinion = Opinion(torch.zeros(count, 3), torch.zeros(count, 4), None, torch.zeros(count))
+    carried = Carried(list(classes), memory.classes, [0, 1, 2], [])
+    root = trained.path.parent / "photos"
+    ash, birch = (
+        [Entry(str(photo), classes[1 - side].id) for photo in sorted((root / name).iterdir())]
+        for side, name in enumerate(("ash", "birch"))
+    )
+    labelled = memory.labelled & (memory.classes == 0)
+    after, told, less = correct(ash, known, opinion, carried)
+    lost = count - len(after.memory.keys)
+    assert lost in (0, int(labelled.sum())) and len(less.members) == len(told.novelty) == count - lost
+    assert (after.memory.classes == 0).any(), "something is left to hold on to"
+    some, _, _ = correct(ash[:2], known, opinion, carried)
+    assert len(some.memory.keys) == count - 2
+    right = [Entry(entry.path, classes[0].id) for entry in ash]
+    assert len(correct(right, known, opinion, carried)[0].memory.keys) == count
+    assert len(correct(birch[:1], known, opinion, carried)[0].memory.keys) == count - 1
 
 
 def test_too_few_usable_examples_leave_the_champion_alone(
