@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from partgcd.discovery.metrics import clustering_accuracy
 
 EPOCHS = 8
-BOUND = 0.40
+BOUND = 0.42
 """Accuracy over all unlabelled images that the run has to reach, and that both baselines have to miss."""
 
 _BACKBONE = "offline/vit-small"
-_FLAGS = ["--protocol", "gcd", "--seed", "0", "--backbone", _BACKBONE, "--image-size", "112", "--classes", "16",
+_FLAGS = ["--protocol", "gcd", "--seed", "0", "--backbone", _BACKBONE, "--image-size", "154", "--classes", "16",
           "--threads", "1"]  # fmt: skip
 
 
