@@ -183,8 +183,8 @@ def _judge(read: Plan, jobs: list[Job], out: Path) -> None:
     for each in given:
         lead = 100 * (each.ours - each.theirs)
         typer.echo(
-            f"default {100 * each.ours:.1f}, {each.rival} {100 * each.theirs:.1f}: {lead:+.1f}, "
-            f"and so many images tell differences of {100 * each.doubt:.1f}"
+            f"default {100 * each.ours:.1f}, {each.rival} {100 * each.theirs:.1f}: {lead:+.1f}; "
+            f"on so many images less than {100 * each.doubt:.1f} can be chance"
         )
     if not given or any(each.lost for each in given):
         raise typer.Exit(1)
