@@ -24,6 +24,7 @@ from partgcd.backbone.registry import (
     offline_backbone,
     resolve_name,
 )
+from partgcd.backbone.rows import Rows
 from partgcd.backbone.vit import VitLayers, check_image_size, check_vit
 from partgcd.backbone.weights import fit_weights, offline_tensors, read_weights, tensors_digest
 from partgcd.config.tree import BackboneSettings
@@ -83,6 +84,10 @@ class Backbone(nn.Module):
         """``cls`` [B, D], ``attention`` [B, P] of ``block``, up to rounding, for a fraction of its cost."""
         cls, attention = self.layers.class_token(tokens.float())
         return cls.float(), attention.float()
+
+    def patches_at(self, tokens: Tensor, rows: Rows) -> Tensor:
+        """``patches`` of ``block`` at ``rows`` alone, [B, R, D], up to rounding; a transformer computes no others."""
+        return self.layers.patches_at(tokens.float(), rows).float()
 
     def trainable_state(self) -> dict[str, Tensor]:
         """The trainable parameters by name, contiguous: all that training can change in a backbone.

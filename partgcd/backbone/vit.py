@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partgcd.backbone.registry import SUPPORTED, BlockOut
+from partgcd.backbone.rows import Rows
 from partgcd.data.errors import UserError
 
 
@@ -85,16 +86,34 @@ class VitLayers(nn.Module):
         x = self._close(tokens[:, :1], y[:, :1], mixed[:, :, None])
         return x[:, 0], self._patch_attention(row[:, :, None])
 
+    def patches_at(self, tokens: Tensor, rows: Rows) -> Tensor:
+        """Patches [B, R, D] of ``block`` at ``rows`` alone: all tokens are keys and values, few are queries."""
+        block, attn = self.last, self.last.attn
+        dim = attn.qkv.weight.shape[1]
+        y = _cast(block.norm1(tokens))
+        bias = attn.qkv.bias
+        query, rest = attn.qkv.weight.split([dim, 2 * dim])
+        query_bias, rest_bias = (None, None) if bias is None else bias.split([dim, 2 * dim])
+        k, v = self._heads(F.linear(y, rest, rest_bias), 2)
+        image, at = rows.image, rows.patch + self.prefix
+        normed = y[image, at][:, None]  # [M, 1, D]: M rows of all images, without the gaps of [B, R]
+        (q,) = self._heads(F.linear(normed, query, query_bias), 1)  # [M, H, 1, d]
+        q, k = attn.q_norm(q), attn.k_norm(k)
+        wide = _attend(rows.spread(q[:, :, 0]).transpose(1, 2), k, v, attn.scale)  # [B, H, R, d]
+        mixed = wide.transpose(1, 2)[image, rows.place][:, :, None]
+        found = self._close(tokens[image, at][:, None], normed, mixed)
+        return rows.spread(found[:, 0])
+
     def _heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
-        batch, rows, _ = projected.shape
-        shaped = projected.reshape(batch, rows, parts, self.last.attn.num_heads, -1)
+        batch, rows, width = projected.shape
+        heads = self.last.attn.num_heads
+        shaped = projected.reshape(batch, rows, parts, heads, width // (parts * heads))
         return shaped.permute(2, 0, 3, 1, 4).unbind(0)
 
     def _close(self, tokens: Tensor, normed: Tensor, mixed: Tensor) -> Tensor:
         """What follows the attention of ``mixed`` [B, H, R, d] for the R rows ``tokens`` [B, R, D]."""
         block, attn = self.last, self.last.attn
-        batch, rows, _ = tokens.shape
-        joined = attn.norm(mixed.transpose(1, 2).reshape(batch, rows, -1))
+        joined = attn.norm(mixed.transpose(1, 2).flatten(2))
         gate = getattr(attn, "gate", None)
         if gate is not None:
             joined = joined * gate(normed).sigmoid()

@@ -169,7 +169,9 @@ class PartSettings(Section):
         description="Relevance factor, in patches, of MAP adaptation from the shared mixture (0: paper).",
     )
     foreground_pooling: bool = Field(
-        False, description="Weight Eq. 10 by the attention filter (False: all patches, paper)."
+        False,
+        description="Leave the background out of Eq. 10: patches count from the mean class attention on, fully from "
+        "twice of it (False: all patches alike, paper). Trains in less than half the time.",
     )
     normalise_parts: bool = Field(True, description="L2-normalise part features before PDR and the adapter.")
     presence: float = Field(

@@ -66,14 +66,17 @@ def predict(
         cls, attention = model.backbone.class_token(tokens)
         overall = (model.prototypes(cls.float()) / temperature).softmax(dim=1)
         return Prediction(overall, None, overall, overall.argmax(dim=1), None, None, cls, None, attention)
-    out = model.backbone.block(tokens)
-    cosine = model.prototypes(out.cls.float())
+    if model.few_rows():
+        (cls, attention), patches = model.backbone.class_token(tokens), None
+    else:
+        cls, patches, attention = model.backbone.block(tokens)
+    cosine = model.prototypes(cls.float())
     assigned = cosine.argmax(dim=1)
-    points = project(parts.projection, model.mixture_patches(tokens, out))
+    points = project(parts.projection, model.mixture_patches(tokens, patches))
     maps = part_maps(parts.bank, points, assigned, part_settings.temperature)
-    feature, _ = model.part_branch(out, maps)
+    feature, _ = model.part_branch(tokens, model.pooling_weight(attention), maps, patches)
     overall = (cosine / temperature).softmax(dim=1)
     part = (model.part_cosine(feature.float()) / temperature).softmax(dim=1)
     weight = discovery.fusion_part_weight
     fused = (overall + weight * part) / (1.0 + weight)
-    return Prediction(overall, part, fused, assigned, points, maps, out.cls, feature, out.attention)
+    return Prediction(overall, part, fused, assigned, points, maps, cls, feature, attention)

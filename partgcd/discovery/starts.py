@@ -14,7 +14,6 @@ from partgcd.discovery.predict import PartModel
 from partgcd.discovery.refresh import BATCH, Features
 from partgcd.discovery.semi_kmeans import semi_kmeans
 from partgcd.model.module import DiscoveryModel
-from partgcd.parts.maps import part_features
 from partgcd.run.device import Autocast
 from partgcd.run.world import World, share_of
 
@@ -155,10 +154,9 @@ def start_adapter(
         first = torch.zeros(len(rows), dtype=torch.long, device=device)
         maps = parts.maps(model.mixture_patches(tokens), first, settings.parts.temperature)
         with autocast():
-            out = model.backbone.block(tokens)
-        weight = model.pooling_weight(out.attention)
-        v = part_features(maps, out.patches.float(), weight, normalise=settings.parts.normalise_parts)
-        means.append(v.mean(dim=1).double())
+            out = model(tokens, maps)
+        assert out.parts is not None
+        means.append(out.parts.mean(dim=1).double())
         targets.append(out.cls.double())
     x, y = torch.cat(means), torch.cat(targets)
     mx, my = summed(x.sum(dim=0)) / total, summed(y.sum(dim=0)) / total

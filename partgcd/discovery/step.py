@@ -69,7 +69,7 @@ def step_loss(
         with autocast():
             part_projected = model.projector(out.part)
             part_cosine = model.part_cosine(out.part)
-        here, parts_found = present(maps, settings.parts.presence), out.parts
+        here, parts_found = present(maps, settings.parts.presence, out.weight), out.parts
     cosine, projected, part_cosine, part_projected, parts_found, here = whole_batch(
         (cosine, projected, part_cosine, part_projected, parts_found, here), world, shares
     )

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from partgcd.backbone.load import Backbone, BlockOut
+from partgcd.backbone.load import Backbone
+from partgcd.backbone.rows import rows_of
 from partgcd.config.tree import Settings
 from partgcd.model.heads import PartAdapter, Projector, Prototypes
-from partgcd.parts.maps import part_features
+from partgcd.parts.maps import foreground_weight, part_features
 
 
 class Outputs(NamedTuple):
@@ -21,12 +22,14 @@ class Outputs(NamedTuple):
         attention: [B, P] class attention.
         part: [B, D] part-enhanced feature h^part, None without parts.
         parts: [B, K, D] part features v, None without parts.
+        weight: [B, P] how much each patch counts in v, None where all count alike.
     """
 
     cls: Tensor
     attention: Tensor
     part: Tensor | None
     parts: Tensor | None
+    weight: Tensor | None = None
 
 
 class DiscoveryModel(nn.Module):
@@ -60,27 +63,53 @@ class DiscoveryModel(nn.Module):
         if maps is None or self.adapter is None:
             cls, attention = self.backbone.class_token(tokens)
             return Outputs(cls, attention, None, None)
-        out = self.backbone.block(tokens)
-        part, parts = self.part_branch(out, maps)
-        return Outputs(out.cls, out.attention, part, parts)
+        if self.few_rows():
+            (cls, attention), patches = self.backbone.class_token(tokens), None
+        else:
+            cls, patches, attention = self.backbone.block(tokens)
+        weight = self.pooling_weight(attention)
+        part, parts = self.part_branch(tokens, weight, maps, patches)
+        return Outputs(cls, attention, part, parts, weight)
 
     @torch.no_grad()
-    def mixture_patches(self, tokens: Tensor, out: BlockOut | None = None) -> Tensor:
+    def mixture_patches(self, tokens: Tensor, patches: Tensor | None = None) -> Tensor:
         """What mixtures see of trunk tokens [B, T, Dt]: [B, P, Dt] frozen patches, or [B, P, D] learned ones.
 
         Args:
-            out: the block's output, where it is at hand.
+            patches: the block's, where they are at hand.
         """
         if self.learned_patches:
-            return (out or self.backbone.block(tokens)).patches.detach()
+            return (self.backbone.block(tokens).patches if patches is None else patches).detach()
         return self.backbone.frozen_patches(tokens)
 
-    def part_branch(self, out: BlockOut, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """h^part [B, D] and part features v [B, K, D] (Eq. 10) of a block's output under maps [B, P, K]."""
+    def few_rows(self) -> bool:
+        """Whether parts are pooled over so few patches that the block need not compute the others.
+
+        A graph for export computes all: how many patches count is decided while it runs.
+        """
+        return self.foreground_pooling and not self.learned_patches and not torch.compiler.is_exporting()
+
+    def pooling_weight(self, attention: Tensor) -> Tensor | None:
+        """How much each patch counts in Eq. 10, [B, P], from class attention [B, P]; None: all alike."""
+        return foreground_weight(attention) if self.foreground_pooling else None
+
+    def part_branch(
+        self, tokens: Tensor, weight: Tensor | None, maps: Tensor, patches: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """h^part [B, D] and part features v [B, K, D] (Eq. 10) of trunk tokens [B, T, Dt].
+
+        Args:
+            weight: [B, P] of `pooling_weight`.
+            maps: part maps [B, P, K].
+            patches: the trained block's [B, P, D]; None (with `few_rows`) has those computed that count.
+        """
         if self.adapter is None:
             raise ValueError("this model was built without parts")
-        weight = self.pooling_weight(out.attention)
-        parts = part_features(maps, out.patches, weight, normalise=self.normalise_parts)
+        if patches is None:
+            assert weight is not None
+            rows = rows_of(weight > 0)
+            patches, maps, weight = self.backbone.patches_at(tokens, rows), rows.of(maps), rows.of(weight)
+        parts = part_features(maps, patches, weight, normalise=self.normalise_parts)
         return (parts.mean(dim=1) if self.mean_of_parts else self.adapter(parts)), parts
 
     def part_cosine(self, feature: Tensor) -> Tensor:
@@ -99,12 +128,6 @@ class DiscoveryModel(nn.Module):
         with torch.no_grad():
             own.weight.copy_(weight)
         self.part_prototypes = own.to(weight.device)
-
-    def pooling_weight(self, attention: Tensor) -> Tensor | None:
-        """Foreground weights [B, P] of Eq. 10 from class attention [B, P]; None pools all patches alike."""
-        if not self.foreground_pooling:
-            return None
-        return (attention >= attention.mean(dim=1, keepdim=True)).to(attention.dtype)
 
     def trainable_state(self) -> dict[str, Tensor]:
         """Every trained tensor by name; the frozen trunk is not among them."""

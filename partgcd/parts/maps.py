@@ -20,6 +20,18 @@ def attention_filter(attention: Tensor) -> Tensor:
     return attention >= level
 
 
+def foreground_weight(attention: Tensor) -> Tensor:
+    """How much each patch counts in Eq. 10 when the background is to be left out: min(max(a_j / mean(a) - 1, 0), 1).
+
+    It is 0 for every patch that `attention_filter` drops and rises without a step, so that rounding, which
+    another engine does in another way, can't take a patch out of an answer.
+
+    Shape: attention [B, P] -> [B, P], no gradient.
+    """
+    attention = attention.detach().float()
+    return (attention / attention.mean(-1, keepdim=True).clamp_min(1e-12) - 1).clamp(0, 1)
+
+
 def part_maps(bank: GMMBank, patches: Tensor, classes: Tensor, temperature: float = 1.0) -> Tensor:
     """Part attention maps M: the responsibilities of Eq. 9, each image under its assigned class's mixture.
 

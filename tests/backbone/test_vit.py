@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from partgcd.backbone.load import Backbone, assemble
+from partgcd.backbone.rows import rows_of
 from partgcd.backbone.vit import VitLayers, check_image_size, check_vit
 from partgcd.data.errors import UserError
 
@@ -83,6 +84,30 @@ def test_class_token_has_the_blocks_gradients(variant: str) -> None:
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("share", [0.1, 0.6, 1.0])
+def test_patches_at_some_rows_equal_the_blocks(variant: str, share: float) -> None:
+    backbone = backbone_of(tiny(variant))
+    tokens = backbone.trunk(pixels())
+    chosen = torch.rand(3, 16, generator=torch.Generator().manual_seed(1)) < share
+    rows = rows_of(chosen)
+    found = backbone.patches_at(tokens, rows)
+    assert found.shape == (3, int(chosen.sum(1).max()), 48)
+    torch.testing.assert_close(found, rows.of(backbone.block(tokens).patches), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["plain", "registers", "qk norm", "no qkv bias"])
+def test_patches_at_some_rows_have_the_blocks_gradients(variant: str) -> None:
+    backbone = backbone_of(tiny(variant))
+    tokens = backbone.trunk(pixels())
+    rows = rows_of(torch.rand(3, 16, generator=torch.Generator().manual_seed(1)) < 0.4)
+    parameters = list(backbone.trainable.parameters())
+    by_block = torch.autograd.grad(rows.of(backbone.block(tokens).patches).square().sum(), parameters)
+    by_rows = torch.autograd.grad(backbone.patches_at(tokens, rows).square().sum(), parameters)
+    for a, b in zip(by_block, by_rows, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("variant", ["plain", "registers", "qk norm"])
 def test_attention_is_the_class_row_over_patches(variant: str) -> None:
     model = tiny(variant)
@@ -124,7 +149,10 @@ def test_bfloat16_autocast_stays_near_float32(variant: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = backbone.block(backbone.trunk(pixels()))
         rows = [backbone.block(tokens), backbone.class_token(tokens)]
+        some = rows_of(torch.arange(16).expand(3, 16) % 3 == 0)
+        few = backbone.patches_at(tokens, some)
     assert out.attention.dtype == out.cls.dtype == torch.float32
+    torch.testing.assert_close(few, some.of(wanted.patches), atol=0.1, rtol=0.05)
     for cls, attention in ((rows[0].cls, rows[0].attention), rows[1]):  # type: ignore[attr-defined]
         torch.testing.assert_close(cls, wanted.cls, atol=0.1, rtol=0.05)
         torch.testing.assert_close(attention, wanted.attention, atol=0.01, rtol=0.1)

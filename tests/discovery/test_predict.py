@@ -118,6 +118,39 @@ def test_learned_patches_move_the_parts_with_the_block(parts: PartModel, tokens:
     assert not torch.allclose(moved.maps, same, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["test_vit", "test_resnet"])
+def test_the_foreground_alone_is_computed_and_answers_as_if_all_were(
+    parts: PartModel, tokens: Tensor, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = ["loss.projector_hidden=16", "loss.projector_out=8", "parts.foreground_pooling=true"]
+    backbone = load_backbone(BackboneSettings(name=name, random_weights=True), 96, "cpu")
+    model = DiscoveryModel(backbone, CLASSES, PARTS, load_settings(assignments=small))
+    seen = tokens
+    if name != "test_vit":
+        seen = backbone.trunk(torch.randint(0, 256, (6, 3, 96, 96), dtype=torch.uint8))
+        parts = parts._replace(projection=fit_projection(backbone.frozen_patches(seen).flatten(0, 1), DIM, 0))
+    few = answer(model, parts, seen)
+    monkeypatch.setattr(DiscoveryModel, "few_rows", lambda model: False)
+    full = answer(model, parts, seen)
+    model.foreground_pooling = False
+    everywhere = answer(model, parts, seen)
+    assert few.part is not None and full.part is not None and everywhere.part is not None
+    torch.testing.assert_close(few.fused, full.fused, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(few.feature, full.feature, atol=1e-4, rtol=1e-3)
+    assert not torch.allclose(everywhere.part, full.part, atol=1e-4)
+
+
+def test_an_image_without_a_foreground_still_gets_an_answer(parts: PartModel, tokens: Tensor) -> None:
+    settings = load_settings(
+        assignments=["loss.projector_hidden=16", "loss.projector_out=8", "parts.foreground_pooling=true"]
+    )
+    backbone = load_backbone(BackboneSettings(name="test_vit", random_weights=True), 96, "cpu")
+    model = DiscoveryModel(backbone, CLASSES, PARTS, settings)
+    found = answer(model, parts, tokens[:, :1].expand_as(tokens).contiguous())  # all tokens alike
+    assert found.part is not None
+    assert found.part.isfinite().all() and found.fused.isfinite().all()
+
+
 def test_without_parts_the_class_head_answers_alone(tokens: Tensor) -> None:
     plain = make_model(None)
     found = answer(plain, None, tokens)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from partgcd.parts.bank import GMMBank
-from partgcd.parts.maps import attention_filter, part_features, part_maps, present
+from partgcd.parts.maps import attention_filter, foreground_weight, part_features, part_maps, present
 from partgcd.parts.mixture import Mixture
 
 DEVICES = [
@@ -122,3 +122,22 @@ def test_the_attention_filter_keeps_what_reaches_the_mean() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_even_attention_keeps_every_patch(p: int, dtype: torch.dtype) -> None:
     assert bool(attention_filter(torch.full((2, p), 1 / p, dtype=dtype)).all())
+
+
+def test_the_foreground_weighs_nothing_at_the_mean_and_all_at_twice_the_mean() -> None:
+    attention = torch.tensor([[0.1, 0.2, 0.3, 0.2], [0.0, 0.1, 0.1, 0.9], [0.1, 0.25, 0.15, 0.1]])
+    wanted = torch.tensor([[0, 0, 0.5, 0], [0, 0, 0, 1], [0, 2 / 3, 0, 0]])
+    torch.testing.assert_close(foreground_weight(attention), wanted, atol=1e-6, rtol=0)
+
+
+def test_the_foreground_has_no_weight_that_the_filter_drops_and_no_step_at_its_edge() -> None:
+    attention = torch.rand(50, 30, generator=torch.Generator().manual_seed(0)) ** 4
+    weight = foreground_weight(attention)
+    assert not weight[~attention_filter(attention)].any()
+    moved = foreground_weight(attention * (1 + 1e-5 * torch.randn(50, 30)))
+    torch.testing.assert_close(moved, weight, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("level", [0.0, 0.25])
+def test_even_attention_has_no_foreground(level: float) -> None:
+    assert not foreground_weight(torch.full((2, 4), level)).any()
