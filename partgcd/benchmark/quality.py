@@ -52,7 +52,12 @@ def _fresh(plan: Plan, job: Job, results: Path) -> bool:
 
 def measured_settings(settings: Settings) -> dict[str, object]:
     """Dotted key to value of every setting that a result depends on, as JSON keeps them."""
-    leaves = {key: value for key, value in flatten(settings).items() if key not in _MACHINE}
+    parted = settings.discovery.method == "partgcd"
+    leaves = {
+        key: value
+        for key, value in flatten(settings).items()
+        if key not in _MACHINE and (parted or not key.startswith("parts."))
+    }
     kept: dict[str, object] = json.loads(json.dumps(leaves))
     return kept
 
