@@ -32,14 +32,27 @@ def read_attempts(registry: Registry) -> dict[str, dict[str, Any]]:
 
 
 def remember(
-    registry: Registry, attempt: str, code: int, told: str, version: int | None, champion: str, photos: int
+    registry: Registry,
+    attempt: str,
+    code: int,
+    told: str,
+    version: int | None,
+    champion: str,
+    photos: int,
+    said: str = "",
 ) -> None:
-    """Keep what came of an attempt. ``champion``: id of the bundle that looked at the ``photos`` new photos."""
+    """Keep what came of an attempt.
+
+    Args:
+        champion: id of the bundle that looked at the ``photos`` new photos.
+        said: digest of what a person said beside them.
+    """
     kept = read_attempts(registry)
     kept.pop(attempt, None)
     time = datetime.now(UTC).isoformat(timespec="seconds")
     kept[attempt] = {
         "time": time, "code": code, "told": told, "version": version, "champion": champion, "photos": photos,
+        "said": said,
     }  # fmt: skip
     write_json(registry.path / ATTEMPTS, dict(list(kept.items())[-_KEPT:]))
 

@@ -21,7 +21,7 @@ from partgcd.config.tree import Settings
 from partgcd.continual.carry import Carried, Standing, start_tensors, targets_of
 from partgcd.continual.growth import SMALLEST, Growth
 from partgcd.continual.identity import mint
-from partgcd.continual.recall import Memory
+from partgcd.continual.recall import REPLAYED, Memory
 from partgcd.data.catalog import Catalog
 from partgcd.discovery.classes import ClassRecord, Nearest
 from partgcd.discovery.fit import Fitted, fit
@@ -134,7 +134,7 @@ def join_catalog(fresh: Catalog, classes: list[str], parted: Parted) -> Catalog:
     keys = parted.replayed.keys[keep]
     return replace(
         fresh,
-        paths=[*fresh.paths, *(f"replay/{key:016x}" for key in keys.tolist())],
+        paths=[*fresh.paths, *(f"{REPLAYED}{key:016x}" for key in keys.tolist())],
         keys=np.concatenate([fresh.keys, keys]),
         labels=np.concatenate([own, parted.replayed_classes[keep]]),
         label_names=classes,
@@ -146,7 +146,7 @@ def new_alone(
     catalog: Catalog, settings: Settings, standing: Standing, growth: Growth
 ) -> tuple[Catalog, Settings, Standing, Growth]:
     """The same without anything that is remembered, for plain fine-tuning: no label, no refit that needs one."""
-    rows = np.flatnonzero((catalog.labels < 0) & ~np.char.startswith(np.array(catalog.paths), "replay/"))
+    rows = np.flatnonzero((catalog.labels < 0) & ~np.char.startswith(np.array(catalog.paths), REPLAYED))
     picked = torch.from_numpy(rows)
     alone = replace(
         catalog, paths=[catalog.paths[row] for row in rows.tolist()], keys=catalog.keys[rows],
@@ -320,5 +320,5 @@ def mint_ids(count: int, taken: set[str]) -> list[str]:
 def _labelled_of(catalog: Catalog, parted: Parted) -> NDArray[np.bool_]:
     """Of the replayed rows, whether a person said what they are."""
     told = dict(zip(parted.replayed.keys.tolist(), parted.replayed.labelled.tolist(), strict=True))
-    rows = [row for row, path in enumerate(catalog.paths) if path.startswith("replay/")]
+    rows = [row for row, path in enumerate(catalog.paths) if path.startswith(REPLAYED)]
     return np.array([told[int(catalog.keys[row])] for row in rows], dtype=bool)

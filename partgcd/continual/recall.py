@@ -25,6 +25,10 @@ _BATCH = 128
 _VIEWS = 32
 
 
+REPLAYED = "replay/"
+"""What paths of remembered images begin with in a catalog: no file is there."""
+
+
 @dataclass(frozen=True)
 class Memory:
     """The exemplars of a bundle.

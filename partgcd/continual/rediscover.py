@@ -40,10 +40,10 @@ from partgcd.continual.growth import SMALLEST, Growth, count_new
 from partgcd.continual.identity import fold, read_log
 from partgcd.continual.intake import Arrivals, empty_pictures, look_through
 from partgcd.continual.overlay import overlay_of
-from partgcd.continual.recall import ask, recall
+from partgcd.continual.recall import REPLAYED, ask, recall
 from partgcd.continual.registry import Registry, Version
 from partgcd.continual.schedule import KEPT
-from partgcd.continual.told import Said, contents, correct, held_out, read_said, teach
+from partgcd.continual.told import Said, correct, held_out, read_said, teach, unheard
 from partgcd.data.catalog import Catalog
 from partgcd.data.ingest import ingest
 from partgcd.data.listing import Entry, Listing
@@ -138,18 +138,29 @@ def rediscover(
         known_keys = read_tensors(bundle, EXEMPLARS)
         arrivals = look_through(request.new, known_keys.get("seen", known_keys["keys"]))
         said = read_said(request.labelled, request.holdout, request.teach, ids_by_word(registry))
-        if len(arrivals.keys) == 0 and not said.lessons:
+        attempts, words = read_attempts(registry), said.digest()
+        said = replace(
+            said, heard=not request.again and any(one.get("said") == words for one in attempts.values())
+        )
+        if len(arrivals.keys) == 0 and not said.speaks:
             shutil.rmtree(registry.work, ignore_errors=True)
             return _nothing(arrivals)
-        attempt = attempt_digest([*_asked(request), contents(said.lessons)], champion, arrivals, registry)
-        before = read_attempts(registry).get(attempt)
+        attempt = attempt_digest([*_asked(request), words], champion, arrivals, registry)
+        before = attempts.get(attempt)
         if before is not None and not request.again:
             shutil.rmtree(registry.work, ignore_errors=True)
             return Outcome(int(before["code"]), f"nothing new since {before['time']}: {before['told']}")
         outcome = _attempt(request, registry, champion, arrivals, said, attempt, progress, render)
         outcome = replace(outcome, told=outcome.told + said.left_out())
         remember(
-            registry, attempt, outcome.code, outcome.told, outcome.version, bundle.id, len(arrivals.keys)
+            registry,
+            attempt,
+            outcome.code,
+            outcome.told,
+            outcome.version,
+            bundle.id,
+            len(arrivals.keys),
+            words,
         )
         shutil.rmtree(registry.work, ignore_errors=True)
         return outcome
@@ -214,11 +225,10 @@ def _attempt(
             standing, first_sizes(registry), _MOST_NEW, settings.seed, request.classes
         )
         unfamiliar = int((opinion.novelty.numpy()[new] > bundle.manifest.novelty.threshold).sum())
-        if growth.classes == 0 and not said.lessons:
-            return Outcome(
-                0, f"no new class among {int(new.sum())} new photos ({unfamiliar} of them unfamiliar{_share(growth)})",
-                None, 0,
-            )  # fmt: skip
+        answers = overlay(opinion.fused.numpy(), opinion.cls.numpy()).argmax(axis=1)
+        corrected = unheard(catalog, answers, known, carried) if said.speaks else 0
+        if growth.classes == 0 and not said.lessons and not corrected:
+            return Outcome(0, _familiar(growth, int(new.sum()), unfamiliar), None, 0)
         new_ids = _ids(run.path / "new_ids.json", growth.classes, ever | set(carried.ids))
         numbered = len(ever) - len([entry for entry in bundle.manifest.classes if entry.kind == "old"])
         if not request.replay:
@@ -258,6 +268,8 @@ def _attempt(
         told += f" beside {len(carried.taught)} that {'was' if len(carried.taught) == 1 else 'were'} taught"
     if added < growth.classes:
         told += f" ({growth.classes} were sought, the others ended with fewer than {SMALLEST} photos)"
+    if corrected:
+        told += f"; {corrected} labelled images were new to the champion or answered otherwise by it"
     mixed = sum(one["mixed"] for one in changes["grew"])
     if mixed:
         told += f"; {mixed} known {'class' if mixed == 1 else 'classes'} may have taken in another one"
@@ -296,7 +308,7 @@ def _ingest(
         if catalog.broken or empty.any()
         else ""
     )
-    if usable < SMALLEST and not said.lessons:
+    if usable < SMALLEST and not said.speaks:
         return Outcome(
             0, f"{usable} new photos are too few for a class ({SMALLEST} are needed)" + (f"; {told}" if told else ""),
             None, 0,
@@ -338,7 +350,7 @@ def _ids(file: Path, count: int, taken: set[str]) -> list[str]:
 def _replayed(catalog: Catalog, keys: NDArray[np.uint64], tokens: NDArray[np.float16]) -> NDArray[np.float16]:
     place = {key: row for row, key in enumerate(keys.tolist())}
     rows = [place[key] for key, path in zip(catalog.keys.tolist(), catalog.paths, strict=True)
-            if path.startswith("replay/")]  # fmt: skip
+            if path.startswith(REPLAYED)]  # fmt: skip
     return tokens[rows]
 
 
@@ -347,6 +359,12 @@ def _share(growth: Growth) -> str:
     if high - low > _VAGUE:
         return "; too few to tell what share unknown classes have"
     return f"; unknown classes have {100 * low:.0f} to {100 * high:.0f}% of them"
+
+
+def _familiar(growth: Growth, photos: int, unfamiliar: int) -> str:
+    if photos == 0:
+        return "nothing new: no new photo, and the champion knows all that the labelled ones say"
+    return f"no new class among {photos} new photos ({unfamiliar} of them unfamiliar{_share(growth)})"
 
 
 def _nothing(arrivals: Arrivals) -> Outcome:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +19,8 @@ from partgcd.continual.carry import Carried
 from partgcd.continual.growth import SMALLEST
 from partgcd.continual.identity import checked_name
 from partgcd.continual.intake import content_key
-from partgcd.continual.recall import Known, Opinion, ask, trunk_tokens
+from partgcd.continual.recall import REPLAYED, Known, Opinion, ask, trunk_tokens
+from partgcd.data.catalog import Catalog
 from partgcd.data.decode import BrokenImage, read_image
 from partgcd.data.ingest import ingest
 from partgcd.data.listing import Entry, Listing
@@ -38,12 +41,26 @@ class Said:
         held: likewise, to score on.
         lessons: images of each class that nobody knew, by the name that it is to have.
         unnamed: names of folders that come to nothing, as no class has them, by the option they came with.
+        heard: whether the same images of known classes were given to an earlier call.
     """
 
     entries: list[Entry]
     held: list[Entry]
     lessons: dict[str, list[Entry]]
     unnamed: dict[str, list[str]]
+    heard: bool = False
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it can be a reason for a new version where no photo is new."""
+        return bool(self.lessons) or bool(self.entries and not self.heard)
+
+    def digest(self) -> str:
+        """Of what is to be trained on: contents and classes, whatever the files are called."""
+        by_name = {name: list(own) for name, own in self.lessons.items()}
+        for entry in self.entries:
+            by_name.setdefault(str(entry.label), []).append(entry)
+        return hashlib.sha256(json.dumps(contents(by_name)).encode()).hexdigest()
 
     @property
     def images(self) -> int:
@@ -145,6 +162,31 @@ def correct(
         right = np.array([said.get(int(key), entry.id) == entry.id for key in known.memory.keys[own]])
         kept[own] = right | ~right.any()
     return _remembering(kept, known, exemplars, carried)
+
+
+def unheard(catalog: Catalog, answers: NDArray[np.int64], known: Known, carried: Carried) -> int:
+    """How many labelled images tell the champion something: it never saw them, or has another answer for them.
+
+    Images that it remembers with that label are none of them: it was told, and did not learn it.
+
+    Args:
+        catalog: as `join_catalog` makes it.
+        answers: [N] the champion's class of each of its images, by column of ``carried``.
+    """
+    memory = known.memory
+    told = {
+        int(key): int(column)
+        for key, column, labelled in zip(memory.keys, carried.members, memory.labelled, strict=True)
+        if labelled
+    }
+    seen = set(memory.seen.tolist())
+    return sum(
+        (key not in seen or answer != label) and told.get(key) != label
+        for key, label, answer, path in zip(
+            catalog.keys.tolist(), catalog.labels.tolist(), answers.tolist(), catalog.paths, strict=True
+        )
+        if 0 <= label < len(carried.classes) and not path.startswith(REPLAYED)
+    )
 
 
 def teach(

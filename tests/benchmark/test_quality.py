@@ -141,7 +141,9 @@ def test_the_table_gives_mean_and_deviation_over_seeds() -> None:
     assert text.count("\n") == 4 and "part head" not in text
 
 
-def test_a_setting_that_came_later_or_is_not_asked_does_not_void_a_result(photos: Path, tmp_path: Path) -> None:
+def test_a_setting_that_came_later_or_is_not_asked_does_not_void_a_result(
+    photos: Path, tmp_path: Path
+) -> None:
     plan = make_plan(seeds=(0,))
     job = plan.chosen(None, ["gcd"])[0]
     run_plan(plan, [job], photos, tmp_path / "results", tmp_path / "work", MACHINE, lambda _: None)

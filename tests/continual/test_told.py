@@ -16,6 +16,7 @@ from partgcd.config.errors import UserError
 from partgcd.continual.carry import Carried
 from partgcd.continual.classes import list_classes, rename
 from partgcd.continual.gate import Margins
+from partgcd.continual.intake import content_key
 from partgcd.continual.recall import Opinion, recall
 from partgcd.continual.rediscover import Outcome, Request, rediscover
 from partgcd.continual.registry import Registry
@@ -166,6 +167,40 @@ def test_what_a_person_gives_to_another_class_is_remembered_as_the_old_one_no_mo
     birch = next(entry.index for entry in bundle.manifest.classes if entry.name == "birch")
     own = {int(key): int(column) for key, column in zip(found["keys"], found["classes"], strict=True)}
     assert len(moved) == 3 and {own[key] for key in moved} == {birch}
+
+
+def test_corrections_alone_are_learned_once(
+    registry: Registry, teach: Callable[..., Outcome], trained: RunFolder, tmp_path: Path
+) -> None:
+    root = trained.path.parent / "photos"
+    before = registry.version("champion").class_ids
+    old = shutil.copytree(root, tmp_path / "old")
+    (tmp_path / "told" / "birch").mkdir(parents=True)
+    for photo in sorted((root / "ash").iterdir())[:3]:
+        shutil.copy(photo, tmp_path / "told" / "birch")
+    outcome = teach(old, tmp_path / "told", teach=False)
+    assert outcome.code == 0 and outcome.version == 2, outcome.told
+    assert "0 new classes in 0 new photos; 3 labelled images were new" in outcome.told
+    assert registry.version("champion").class_ids == before and registry.verify() == []
+    assert teach(old, tmp_path / "told", teach=False).told.startswith("nothing new")
+    assert registry.aliases()["champion"] == 2
+
+
+def test_labelled_images_that_the_champion_knows_are_no_news(
+    registry: Registry, teach: Callable[..., Outcome], trained: RunFolder, tmp_path: Path
+) -> None:
+    root = trained.path.parent / "photos"
+    old = shutil.copytree(root, tmp_path / "old")
+    memory = recall(open_bundle(registry.resolve("champion"))).memory
+    told = set(memory.keys[memory.labelled].tolist())
+    (tmp_path / "told" / "ash").mkdir(parents=True)
+    kept = [photo for photo in sorted((root / "ash").iterdir()) if content_key(photo.read_bytes()) in told]
+    for photo in kept:
+        shutil.copy(photo, tmp_path / "told" / "ash")
+    outcome = teach(old, tmp_path / "told", teach=False)
+    assert kept and outcome.code == 0 and outcome.version is None
+    assert outcome.told == "nothing new: no new photo, and the champion knows all that the labelled ones say"
+    assert registry.aliases() == {"champion": 1}
 
 
 def test_a_class_whose_every_image_is_given_away_keeps_them(registry: Registry, trained: RunFolder) -> None:
