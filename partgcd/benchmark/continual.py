@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from partgcd.benchmark.arrivals import Life, Shares, deal
 from partgcd.benchmark.life_plan import LifeJob, LifePlan
 from partgcd.benchmark.life_score import changed_meaning, score
+from partgcd.benchmark.quality import measured_settings
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
 from partgcd.continual.lock import BUSY, locked
@@ -63,8 +64,24 @@ def pending(plan: LifePlan, jobs: list[LifeJob], results: Path) -> list[tuple[Li
         for job in jobs
         for stage in range(plan.arrivals_of(job.set) + 1)
         for method in plan.methods_of(job.set)
-        if not job.file(results, method, stage).exists()
+        if not _fresh(plan, job, job.file(results, method, stage))
     ]
+
+
+def _fresh(plan: LifePlan, job: LifeJob, file: Path) -> bool:
+    """Whether the result is there, and not of other settings. What came before settings were kept is taken as it is."""
+    if not file.exists():
+        return False
+    kept, wanted = read_json(file).get("settings", {}), _asked(plan, job)
+    return all(wanted[key] == value for key, value in kept.items() if key in wanted)
+
+
+def _asked(plan: LifePlan, job: LifeJob) -> dict[str, object]:
+    """Every setting that a life depends on; the number of classes is another one at every stage."""
+    leaves = measured_settings(plan.settings(job, 2, {}))
+    return {key: value for key, value in leaves.items() if key != "discovery.classes"} | {
+        "epochs": plan.epochs
+    }
 
 
 def run_lives(
@@ -144,7 +161,8 @@ def _run(at: _Stage, method: str, stage: int, results: Path) -> dict[str, Any]:
         extra["forgetting"] = round(float(read_json(first)["accuracy"]["old"]) - float(found["old"]), 4)
     fresh = [name for name, when in at.life.introduced.items() if when == stage and stage > 0]
     return {
-        "set": at.job.set, "seed": at.job.seed, "method": method, "stage": stage, "accuracy": found,
+        "set": at.job.set, "seed": at.job.seed, "method": method, "stage": stage,
+        "settings": _asked(at.plan, at.job), "accuracy": found,
         "true_new": len(fresh), **extra,
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -185,7 +203,7 @@ def _train(at: _Stage, path: Path, files: list[str], classes: int) -> RunFolder:
     told = set(at.life.labelled)
     rows = [(file, at.life.truth[file] if file in told else "") for file in sorted(files)]
     write_csv(manifest, ["path", "label"], rows)
-    settings = at.plan.settings(at.job.seed, classes, at.machine)
+    settings = at.plan.settings(at.job, classes, at.machine)
     if (path / "run.json").exists():
         run = RunFolder.open(path)
     else:
@@ -282,11 +300,11 @@ def _told(job: LifeJob, method: str, stage: int, result: dict[str, Any]) -> str:
 
 
 def results_of(plan: LifePlan, jobs: list[LifeJob], results: Path) -> list[dict[str, Any]]:
-    """The results there are."""
+    """The results there are; ones of other settings are left out."""
     return [
         read_json(file)
         for job in jobs
         for method in plan.methods_of(job.set)
         for stage in range(plan.arrivals_of(job.set) + 1)
-        if (file := job.file(results, method, stage)).exists()
+        if _fresh(plan, job, file := job.file(results, method, stage))
     ]

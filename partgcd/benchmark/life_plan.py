@@ -84,13 +84,14 @@ class LifePlan(_Strict):
             LifeJob(name, seed) for block in picked for seed in block.seeds for name in block.sets
         ))  # fmt: skip
 
-    def settings(self, seed: int, classes: int, machine: dict[str, object]) -> Settings:
+    def settings(self, job: LifeJob, classes: int, machine: dict[str, object]) -> Settings:
         """Of a training that begins anew."""
         flags = {
             "backbone.name": "offline/vit-small",
             **self.common,
+            **self.sets[job.set].settings,
             "discovery.classes": classes,
-            "seed": seed,
+            "seed": job.seed,
         }
         return load_settings("default", None, None, {**flags, **machine})
 

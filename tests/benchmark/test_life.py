@@ -6,12 +6,14 @@ import pytest
 from PIL import Image
 
 from partgcd.benchmark.arrivals import Shares, deal
+from partgcd.benchmark.continual import pending, results_of
 from partgcd.benchmark.life_plan import PACKAGED, LifeJob, read_life_plan
 from partgcd.benchmark.life_score import changed_meaning, score
 from partgcd.benchmark.life_table import COLUMNS, interval, rows
 from partgcd.benchmark.plan import SetSpec
 from partgcd.benchmark.table import markdown
 from partgcd.config.errors import UserError
+from partgcd.run.files import write_json
 
 
 @pytest.fixture
@@ -53,9 +55,27 @@ def test_the_packaged_plan_names_what_there_is() -> None:
     assert plan.jobs(["table"]) == [LifeJob("grocery50", seed) for seed in (0, 1, 2)]
     assert plan.arrivals_of("cub50") == 3 and plan.methods_of("cub50") == plan.methods
     assert plan.arrivals_of("cub16-quiet") == 1 and plan.methods_of("cub16-quiet") == ["none", "rediscover"]
-    assert plan.settings(1, 8, {"train.threads": 1}).discovery.classes == 8
+    assert plan.settings(LifeJob("cub50", 1), 8, {"train.threads": 1}).discovery.classes == 8
     with pytest.raises(UserError, match="no block 'x'"):
         plan.jobs(["x"])
+
+
+def test_results_of_other_settings_are_pending_and_what_kept_none_counts(tmp_path: Path) -> None:
+    text = (
+        "sets: {a: {folder: a%s}}\narrivals: 1\nmethods: [none, rediscover]\nblocks: [{name: b, sets: [a]}]\n"
+    )
+    (tmp_path / "plan.yaml").write_text(text % "")
+    (tmp_path / "other.yaml").write_text(text % ", settings: {train.lr: 0.5}")
+    plan, other = read_life_plan(tmp_path / "plan.yaml"), read_life_plan(tmp_path / "other.yaml")
+    job = LifeJob("a", 0)
+    assert other.settings(job, 4, {}).train.lr == 0.5
+    assert len(pending(plan, [job], tmp_path)) == 4
+    for method, kept in (("none", {}), ("rediscover", {"settings": {"train.lr": 0.5, "gone.since": 1}})):
+        for stage in (0, 1):
+            write_json(job.file(tmp_path, method, stage), kept)
+    assert pending(plan, [job], tmp_path) == [(job, "rediscover", 0), (job, "rediscover", 1)]
+    assert pending(other, [job], tmp_path) == []
+    assert (len(results_of(plan, [job], tmp_path)), len(results_of(other, [job], tmp_path))) == (2, 4)
 
 
 @pytest.mark.parametrize(
