@@ -169,7 +169,7 @@ class PartSettings(Section):
         description="Relevance factor, in patches, of MAP adaptation from the shared mixture (0: paper).",
     )
     foreground_pooling: bool = Field(
-        True,
+        False,
         description="Leave the background out of Eq. 10: patches count from the mean class attention on, fully from "
         "twice of it (False: all patches alike, paper). Trains in less than half the time.",
     )

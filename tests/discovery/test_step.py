@@ -24,9 +24,7 @@ PLAIN = autocast("fp32", torch.device("cpu"))
 
 
 def settings_with(*assignments: str) -> Settings:
-    # Without training attention is nearly even, and even attention has next to no foreground.
-    small = ["loss.projector_hidden=16", "loss.projector_out=8", "parts.presence=0.05"]
-    return load_settings(assignments=[*small, *assignments])
+    return load_settings(assignments=["loss.projector_hidden=16", "loss.projector_out=8", *assignments])
 
 
 class Stage:
