@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partgcd.backbone.registry import BlockOut
-from partgcd.backbone.rows import Rows
 
 
 class ConvLayers(nn.Module):
@@ -64,10 +63,6 @@ class ConvLayers(nn.Module):
         """Pooled feature [B, D] and energy [B, P] of ``block``, without the interpolated patches."""
         grid, normed = self._stage(tokens)
         return self._pool(normed), self._energy(grid)
-
-    def patches_at(self, tokens: Tensor, rows: Rows) -> Tensor:
-        """Patches [B, R, D] of ``block`` at ``rows``. A convolution computes them all."""
-        return rows.of(self.block(tokens).patches)
 
     def _stage(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         # The transposed view of row-major cells is exactly a channels-last image.

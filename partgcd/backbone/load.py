@@ -85,8 +85,15 @@ class Backbone(nn.Module):
         cls, attention = self.layers.class_token(tokens.float())
         return cls.float(), attention.float()
 
+    @property
+    def picks_rows(self) -> bool:
+        """Whether single patches can be computed without the others: transformers can, convolutions can't."""
+        return isinstance(self.layers, VitLayers)
+
     def patches_at(self, tokens: Tensor, rows: Rows) -> Tensor:
-        """``patches`` of ``block`` at ``rows`` alone, [B, R, D], up to rounding; a transformer computes no others."""
+        """``patches`` of ``block`` at ``rows`` alone, [B, R, D], up to rounding. Only where ``picks_rows``."""
+        if not isinstance(self.layers, VitLayers):
+            raise ValueError(f"{self.info.name} can't compute single patches")
         return self.layers.patches_at(tokens.float(), rows).float()
 
     def trainable_state(self) -> dict[str, Tensor]:

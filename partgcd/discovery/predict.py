@@ -66,10 +66,7 @@ def predict(
         cls, attention = model.backbone.class_token(tokens)
         overall = (model.prototypes(cls.float()) / temperature).softmax(dim=1)
         return Prediction(overall, None, overall, overall.argmax(dim=1), None, None, cls, None, attention)
-    if model.few_rows():
-        (cls, attention), patches = model.backbone.class_token(tokens), None
-    else:
-        cls, patches, attention = model.backbone.block(tokens)
+    cls, attention, patches = model.block(tokens)
     cosine = model.prototypes(cls.float())
     assigned = cosine.argmax(dim=1)
     points = project(parts.projection, model.mixture_patches(tokens, patches))

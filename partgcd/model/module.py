@@ -63,10 +63,7 @@ class DiscoveryModel(nn.Module):
         if maps is None or self.adapter is None:
             cls, attention = self.backbone.class_token(tokens)
             return Outputs(cls, attention, None, None)
-        if self.few_rows():
-            (cls, attention), patches = self.backbone.class_token(tokens), None
-        else:
-            cls, patches, attention = self.backbone.block(tokens)
+        cls, attention, patches = self.block(tokens)
         weight = self.pooling_weight(attention)
         part, parts = self.part_branch(tokens, weight, maps, patches)
         return Outputs(cls, attention, part, parts, weight)
@@ -82,12 +79,20 @@ class DiscoveryModel(nn.Module):
             return (self.backbone.block(tokens).patches if patches is None else patches).detach()
         return self.backbone.frozen_patches(tokens)
 
+    def block(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Class token [B, D], class attention [B, P], and patches [B, P, D], or None where `few_rows` do."""
+        if self.few_rows():
+            return *self.backbone.class_token(tokens), None
+        out = self.backbone.block(tokens)
+        return out.cls, out.attention, out.patches
+
     def few_rows(self) -> bool:
         """Whether parts are pooled over so few patches that the block need not compute the others.
 
         A graph for export computes all: how many patches count is decided while it runs.
         """
-        return self.foreground_pooling and not self.learned_patches and not torch.compiler.is_exporting()
+        some = self.foreground_pooling and not self.learned_patches
+        return some and self.backbone.picks_rows and not torch.compiler.is_exporting()
 
     def pooling_weight(self, attention: Tensor) -> Tensor | None:
         """How much each patch counts in Eq. 10, [B, P], from class attention [B, P]; None: all alike."""

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from partgcd.backbone.load import Backbone, assemble
-from partgcd.backbone.rows import rows_of
 
 SIZE = 96
 # name -> (image cells a trunk cell spans, does a norm follow the pooling)
@@ -69,8 +68,7 @@ def test_class_token_equals_the_blocks(name: str) -> None:
     torch.testing.assert_close(attention, out.attention)
     assert tokens.shape[1:] == (out.patches.shape[1], backbone.info.trunk_dim)
     assert torch.equal(backbone.frozen_patches(tokens), tokens)
-    rows = rows_of(attention >= attention.mean(dim=1, keepdim=True))
-    torch.testing.assert_close(backbone.patches_at(tokens, rows), rows.of(out.patches))
+    assert not backbone.picks_rows, "a convolution computes all patches or none"
 
 
 def test_attention_is_the_share_of_energy() -> None:

@@ -140,25 +140,16 @@ def test_a_convolutional_run_without_parts_and_without_its_store(
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_resnet"])
-def test_mixtures_of_learned_patches_are_exported_with_the_block_that_makes_them(
-    run_of: RunOf, photos: Path, tmp_path: Path, name: str
+@pytest.mark.parametrize("switch", ["parts.patches=learned", "parts.foreground_pooling=true"])
+def test_a_graph_makes_its_parts_as_the_model_does(
+    run_of: RunOf, photos: Path, tmp_path: Path, name: str, switch: str
 ) -> None:
-    made = run_of(tmp_path / "run", photos, "parts.patches=learned", f"backbone.name={name}")
+    made = run_of(tmp_path / "run", photos, switch, f"backbone.name={name}")
     found = export_run(made, tmp_path / "out")
-    assert found.manifest.settings.parts.patches == "learned"
+    assert found.manifest.settings.parts == made.settings().parts
     assert check_bundle(found.path, "cpu")[1] < 1e-4
     (answer,) = Predictor.load(found.path, 1, "cpu").classify([photos / "ash" / "0.png"], explain=True)
     assert isinstance(answer, Answer)
-
-
-@pytest.mark.parametrize("name", ["test_vit", "test_resnet"])
-def test_a_graph_leaves_out_the_background_as_the_model_does(
-    run_of: RunOf, photos: Path, tmp_path: Path, name: str
-) -> None:
-    made = run_of(tmp_path / "run", photos, "parts.foreground_pooling=true", f"backbone.name={name}")
-    found = export_run(made, tmp_path / "out")
-    assert found.manifest.settings.parts.foreground_pooling
-    assert check_bundle(found.path, "cpu")[1] < 1e-4
 
 
 def test_other_weights_than_the_runs_are_refused(
