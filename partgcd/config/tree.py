@@ -169,13 +169,15 @@ class PartSettings(Section):
         description="Relevance factor, in patches, of MAP adaptation from the shared mixture (0: paper).",
     )
     foreground_pooling: bool = Field(
-        False,
+        True,
         description="Leave the background out of Eq. 10: patches count from the mean class attention on, fully from "
         "twice of it (False: all patches alike, paper). Trains in less than half the time.",
     )
     normalise_parts: bool = Field(True, description="L2-normalise part features before PDR and the adapter.")
     presence: float = Field(
-        2.0, ge=0.0, description="Attention mass in patches from which a part counts as present."
+        2.0,
+        ge=0.0,
+        description="Attention mass from which a part counts as present, in patches of those that count.",
     )
     pdr_weight: float = Field(
         1.0, ge=0.0, description="Weight of the part discrepancy term beside alpha (paper: 1)."

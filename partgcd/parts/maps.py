@@ -66,9 +66,16 @@ def part_features(
 
 
 def present(maps: Tensor, threshold: float, weight: Tensor | None = None) -> Tensor:
-    """Whether a part shows in an image: its attention mass is at least ``threshold`` patches.
+    """Whether a part shows in an image: its attention mass is at least ``threshold`` of the patches that count.
 
-    Shape: maps [B, P, K], weight [B, P] as in `part_features` -> bool [B, K].
+    One such patch is the image's mean weight of those above 0: of a small picture's foreground, a few patches most of
+    which count by half, whole ones would be too much to ask.
+
+    Shape: maps [B, P, K], weight [B, P] as in `part_features` -> bool [B, K]. Where no patch counts, no part shows.
     """
-    mass = maps if weight is None else maps * weight.to(maps.dtype).unsqueeze(-1)
-    return mass.sum(dim=1) >= threshold
+    if weight is None:
+        return maps.sum(dim=1) >= threshold
+    weight = weight.to(maps.dtype)
+    counted = (weight > 0).sum(-1, keepdim=True)
+    mass = (maps * weight.unsqueeze(-1)).sum(dim=1)
+    return (mass * counted >= threshold * weight.sum(-1, keepdim=True)) & (counted > 0)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from partgcd.discovery.metrics import clustering_accuracy
 
-EPOCHS = 8
+EPOCHS = 20
 BOUND = 0.42
 """Accuracy over all unlabelled images that the run has to reach, and that both baselines have to miss."""
 

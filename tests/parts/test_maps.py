@@ -109,8 +109,17 @@ def test_a_part_is_present_from_the_threshold_on() -> None:
     maps = torch.tensor([[[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.75, 0.25]]])
     assert present(maps, 2.0).tolist() == [[True, False, False]]
     assert present(maps, 0.75).tolist() == [[True, True, False]]
-    assert present(maps, 1.0, torch.tensor([[1.0, 0.0, 1.0]])).tolist() == [[True, False, False]]
     assert present(maps, 0.0).tolist() == [[True, True, True]]
+
+
+def test_presence_counts_patches_of_the_mean_weight() -> None:
+    maps = torch.tensor([[[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.75, 0.25]]])
+    weight = torch.tensor([[0.8, 0.0, 0.4, 0.6]])  # mass 1.2, 0.45 and 0.15, of patches of 0.6: 2, 0.75, 0.25
+    assert present(maps, 1.9, weight).tolist() == [[True, False, False]]
+    assert present(maps, 0.7, weight).tolist() == [[True, True, False]]
+    assert present(maps, 0.7, weight / 100).tolist() == [[True, True, False]], "half-seen patches are patches"
+    assert present(maps, 0.7, torch.ones(1, 4)).tolist() == present(maps, 0.7).tolist()
+    assert present(maps, 0.0, torch.zeros(1, 4)).tolist() == [[False, False, False]]
 
 
 def test_the_attention_filter_keeps_what_reaches_the_mean() -> None:
