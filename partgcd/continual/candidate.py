@@ -192,7 +192,7 @@ def warm_start(
         weights = torch.from_numpy(((labels >= 0) & (labels < old)).astype(np.float32))
         teacher = Teacher(targets, weights, strength)
     projection = known.parts.projection if known.parts is not None else None
-    return WarmStart(tensors, bank, projection, teacher, replay if len(replay) else None)
+    return WarmStart(tensors, bank, projection, teacher, replay if len(replay) else None, growth.expected)
 
 
 def train(

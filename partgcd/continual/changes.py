@@ -14,11 +14,12 @@ from partgcd.continual.carry import Carried, Standing
 from partgcd.continual.gate import NEW_CLASS, SURE, Check, Measured
 from partgcd.continual.growth import Growth, stability
 from partgcd.continual.intake import Arrivals
-from partgcd.continual.likeness import MANY, UNLIKE, closeness, surges, unlikeness
+from partgcd.continual.likeness import MANY, UNLIKE, surges, unlikeness
 from partgcd.continual.overlay import Overlay
 from partgcd.continual.recall import Opinion, ask, trunk_tokens
 from partgcd.continual.told import HeldOut
 from partgcd.data.catalog import Catalog
+from partgcd.discovery.strangers import closeness
 from partgcd.run.world import World
 
 _MOST_DISAGREEMENTS = 100

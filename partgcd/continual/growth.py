@@ -10,6 +10,8 @@ nearer than what is found: from the second rediscovery on the share is the mean 
 of the new images over the size that classes had when they came; clusterings of so few images, whose features were made
 to tell other classes, say less (silhouette and BIC were tried: both mostly answer 2).
 
+Which photos are the first ones of new classes is told by number too: `partgcd.discovery.strangers`.
+
 Letters: N images, n of them new photos, F dimensions of a feature, k new classes.
 """
 
@@ -28,6 +30,7 @@ from sklearn.cluster import KMeans
 from partgcd.config.errors import UserError
 from partgcd.continual.carry import Standing
 from partgcd.discovery.semi_kmeans import semi_kmeans
+from partgcd.discovery.strangers import Expected, cluster_strangers, nearest_class
 from partgcd.export.bundle import EXEMPLARS, read_tensors
 from partgcd.export.novelty import remoteness
 
@@ -61,12 +64,14 @@ class Growth:
         classes: k.
         clusters: [N] class index: k new ones after the old; a remembered image's is its class.
         by_size: the estimate of k before it is rounded.
+        expected: how many photos are of new classes, and how large known ones are; None where no photo is new.
     """
 
     classes: int
     clusters: NDArray[np.int64]
     unknown: Unknown
     by_size: float
+    expected: Expected | None = None
 
 
 def count_new(
@@ -103,19 +108,11 @@ def count_new(
     kind = discovered[memory.classes[~memory.held][nearest.numpy()]].astype(np.int64)
     usual = [kept["remoteness.old"], kept["remoteness.discovered"]]
     share = unknown_share(remote.numpy(), kind, usual, held.numpy()[~discovered[memory.classes[memory.held]]])
-    classes, taught = standing.carried.classes, len(standing.carried.taught)
-    typical = float(np.median([sizes.get(entry.id, entry.labelled + entry.assigned) for entry in classes]))
+    first = [sizes.get(entry.id, entry.labelled + entry.assigned) for entry in standing.carried.classes]
     growth = find_growth(
-        opinion.joint.numpy(),
-        standing.labels,
-        len(classes) + taught,
-        share,
-        typical,
-        largest,
-        seed,
-        asked,
-        taught,
-    )
+        opinion.joint.numpy(), standing.labels, np.array(first), share, largest, seed, asked,
+        len(standing.carried.taught),
+    )  # fmt: skip
     return growth, familiarity(remote.numpy(), kind, usual)
 
 
@@ -183,9 +180,8 @@ def _share(p: NDArray[np.float64]) -> tuple[float, float]:
 def find_growth(
     features: NDArray[np.float32],
     labels: NDArray[np.int64],
-    old: int,
+    sizes: NDArray[np.int64],
     unknown: Unknown,
-    typical: float,
     largest: int,
     seed: int,
     asked: int | None = None,
@@ -196,32 +192,34 @@ def find_growth(
     Args:
         features: [N, F] unit norm; new photos are those without a label.
         labels: [N] class index of remembered images, -1 for new photos.
-        old: number of known classes.
-        typical: images that a class had when it came.
+        sizes: [O] images that each known class had when it came.
         largest: no more than this.
         asked: the number, if a person gave it.
-        taught: the last so many of the known classes are shown by example, and unknown to what made the features: new
+        taught: so many classes after the known ones are shown by example, and unknown to what made the features: new
             photos that cluster with them are among the unknown share, and of no new class.
     """
     fresh = labels < 0
-    count = int(fresh.sum())
+    count, typical, old = int(fresh.sum()), max(float(np.median(sizes)), 1.0), len(sizes) + taught
     rest = unknown.share * count
+    nearest = nearest_class(features, labels, len(sizes))
+    shown = np.zeros(len(labels), dtype=bool)
     if taught:
-        most = min(round(rest / max(typical, 1.0)), largest, count)
+        most = min(round(rest / typical), largest, count)
         _, clusters = semi_kmeans(features, labels, old, old + most, seed, starts=10)
-        rest = max(rest - float((fresh & (clusters >= old - taught) & (clusters < old)).sum()), 0.0)
-    by_size = rest / max(typical, 1.0)
+        shown = fresh & (clusters >= len(sizes)) & (clusters < old)
+        nearest[shown] = clusters[shown]
+        rest = max(rest - float(shown.sum()), 0.0)
+    by_size = rest / typical
     if asked is not None:
         classes = min(asked, count)
     elif not unknown.significant or rest < SMALLEST:
         classes = 0
     else:
         classes = min(max(1, round(by_size)), largest, count // SMALLEST)
-    if classes == 0:
-        nearest = _nearest(features, labels, old)
-        return Growth(0, np.where(fresh, nearest, labels), unknown, by_size)
-    _, clusters = semi_kmeans(features, labels, old, old + classes, seed, starts=10)
-    return Growth(classes, clusters, unknown, by_size)
+    found = round(rest) if unknown.significant else min(round(classes * typical), count)
+    expected = Expected(sizes, max(found, classes) if classes else 0)
+    clusters = cluster_strangers(features, labels, nearest, expected, old, old + classes, seed)
+    return Growth(classes, clusters, unknown, by_size, expected)
 
 
 def stability(features: NDArray[np.float32], members: list[NDArray[np.bool_]], seed: int) -> list[float]:
@@ -246,10 +244,3 @@ def stability(features: NDArray[np.float32], members: list[NDArray[np.bool_]], s
         rows, columns = linear_sum_assignment(overlap, maximize=True)
         totals[rows] += overlap[rows, columns]
     return [float(value) for value in totals / 2]
-
-
-def _nearest(features: NDArray[np.float32], labels: NDArray[np.int64], old: int) -> NDArray[np.int64]:
-    centres = np.stack([features[labels == index].mean(axis=0) for index in range(old)])
-    centres /= np.maximum(np.linalg.norm(centres, axis=1, keepdims=True), 1e-12)
-    nearest: NDArray[np.int64] = (features @ centres.T).argmax(axis=1)
-    return nearest

@@ -55,17 +55,6 @@ def unlikeness(remembered: NDArray[np.floating], new: NDArray[np.floating], seed
     return float((_agreement(own, nearest) - np.mean(dealt)) / max(float(np.std(dealt)), 1e-9))
 
 
-def closeness(remembered: NDArray[np.floating], new: NDArray[np.floating]) -> NDArray[np.float64]:
-    """How near each of ``new`` [n, F] lies to ``remembered`` [m, F] images: mean cosine with its 3 nearest, [n].
-
-    Rows of unit norm; 0 where nothing is remembered.
-    """
-    if not len(remembered):
-        return np.zeros(len(new))
-    cosine = np.sort(new @ remembered.T, axis=1)[:, -_NEAREST:]
-    return np.asarray(cosine.mean(axis=1), dtype=np.float64)
-
-
 def _agreement(own: NDArray[np.bool_], nearest: NDArray[np.int64]) -> float:
     return float((own[nearest] == own[:, None]).mean())
 

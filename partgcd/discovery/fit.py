@@ -175,7 +175,12 @@ def _refresh(
             weight = settings.parts.cluster_weight
             joint = features.cls if part is None else torch.cat([features.cls, weight * part], dim=1)
             clusters = settle_clusters(
-                joint, setup.labels, fused, settings.discovery.cluster_temperature, world=world
+                joint,
+                setup.labels,
+                fused,
+                settings.discovery.cluster_temperature,
+                world=world,
+                shares=_shares(setup),
             )
         else:
             predicted = model.prototypes(features.cls).argmax(dim=1)
@@ -183,7 +188,7 @@ def _refresh(
             clusters = torch.zeros_like(predicted)
             if world.rank == 0:  # one k-means for all, so that all have the same one
                 clusters = refit_clusters(
-                    features.cls, setup.labels, predicted, setup.old, setup.classes, seed
+                    features.cls, setup.labels, predicted, setup.old, setup.classes, seed, setup.expected
                 )
             clusters = world.broadcast(clusters)
         set_prototypes(model.prototypes.weight, features.cls, clusters, 0 if last else setup.old)
@@ -211,6 +216,14 @@ def _refresh(
     extra["sizes"] = class_sizes(assignment.predicted, setup.classes)
     _record(world, number - 1, assignment)
     return _Epoch(number, 0, bank, assignment.assigned, assignment.predicted, defaultdict(float), extra)
+
+
+def _shares(setup: Setup) -> Tensor | None:
+    """Of each class among the unlabelled images, where training goes on from a model that lets expect it."""
+    if setup.expected is None:
+        return None
+    unlabelled = int((setup.labels < 0).sum())
+    return torch.from_numpy(setup.expected.shares(unlabelled, setup.old, setup.classes))
 
 
 def _step(

@@ -24,6 +24,7 @@ from partgcd.discovery.part_setup import prepare_parts
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.refresh import Features, compute_features
 from partgcd.discovery.starts import start_adapter, start_prototypes
+from partgcd.discovery.strangers import Expected
 from partgcd.discovery.warm import Teacher, WarmStart
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
@@ -47,7 +48,7 @@ class Setup:
         evaluation, pool: trunk tokens of the centre crop, and of cached random views (None: fresh views).
         projection, bank: None for the global baseline.
         trained: the parameters that descend, in a fixed order.
-        teacher: the model before, where training goes on from one.
+        teacher, expected: the model before, and what it lets expect of the images, where training goes on from one.
         device_pixels: the pixels on a GPU that has room for them, where views are fresh.
     """
 
@@ -64,6 +65,7 @@ class Setup:
     autocast: Autocast
     trained: list[nn.Parameter]
     teacher: Teacher | None = None
+    expected: Expected | None = None
     device_pixels: DevicePixels | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -183,6 +185,7 @@ def prepare_warm(settings: Settings, catalog: Catalog, world: World, start: Warm
         start.projection.to(world.device) if start.projection is not None else None,
         start.bank.to(world.device) if start.bank is not None else None,
         base.autocast, trained, start.teacher.to(world.device) if start.teacher is not None else None,
+        start.expected,
     )  # fmt: skip
 
 

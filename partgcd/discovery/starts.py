@@ -13,6 +13,7 @@ from partgcd.config.tree import Settings
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.refresh import BATCH, Features
 from partgcd.discovery.semi_kmeans import semi_kmeans
+from partgcd.discovery.strangers import Expected, cluster_strangers, nearest_class
 from partgcd.model.module import DiscoveryModel
 from partgcd.run.device import Autocast
 from partgcd.run.world import World, share_of
@@ -36,9 +37,15 @@ def start_prototypes(
 
 
 def refit_clusters(
-    features: Tensor, labels: Tensor, predicted: Tensor, old: int, classes: int, seed: int
+    features: Tensor,
+    labels: Tensor,
+    predicted: Tensor,
+    old: int,
+    classes: int,
+    seed: int,
+    expected: Expected | None = None,
 ) -> Tensor:
-    """Clusters [N] of what was learned so far, by semi-supervised k-means.
+    """Clusters [N] of what was learned so far, by semi-supervised k-means or, where numbers are known, by those.
 
     Clusters take the index of the class whose images they share most of, so that a class stays the class it
     was, mixture included.
@@ -49,9 +56,14 @@ def refit_clusters(
         predicted: [N] the class head's answer.
         old: number of labelled classes.
         seed: of the clustering.
+        expected: sizes of known classes and the number of images of others, where training goes on.
     """
-    unit = torch.nn.functional.normalize(features, dim=1)
-    _, found = semi_kmeans(unit.cpu().numpy(), labels.cpu().numpy(), old, classes, seed, starts=3)
+    unit = torch.nn.functional.normalize(features, dim=1).cpu().numpy()
+    own = labels.cpu().numpy()
+    if expected is None:
+        _, found = semi_kmeans(unit, own, old, classes, seed, starts=3)
+    else:
+        found = cluster_strangers(unit, own, nearest_class(unit, own, old), expected, old, classes, seed)
     before = torch.where(labels >= 0, labels, predicted).cpu().numpy()
     return torch.from_numpy(_keep_index(found, before, old, classes)).to(labels.device)
 
@@ -64,6 +76,7 @@ def settle_clusters(
     temperature: float,
     iterations: int = 20,
     world: World | None = None,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """Clusters [N] near the answers so far: a mixture on the unit sphere, labelled images held to their class.
 
@@ -77,6 +90,7 @@ def settle_clusters(
         probabilities: [N, C] where it starts.
         temperature: of the assignment by cosine.
         world: each of its ranks computes on its share of the images; the sums are of all.
+        shares: [C] of the unlabelled images, where they are known; None finds them, of all images.
     """
     share = share_of(len(labels), world)
     mine, total = slice(share.start, share.stop), len(labels)
@@ -91,8 +105,8 @@ def settle_clusters(
             joined = world.all_reduce(torch.cat([sums, mass[:, None]], dim=1))
             sums, mass = joined[:, :-1], joined[:, -1]
         centres = torch.nn.functional.normalize(sums, dim=1)
-        shares = (mass / total).clamp_min(1e-9)
-        q = (unit @ centres.T / temperature + shares.log()).softmax(dim=1)
+        prior = (mass / total if shares is None else shares.to(unit)).clamp_min(1e-9)
+        q = (unit @ centres.T / temperature + prior.log()).softmax(dim=1)
     found = torch.where(known, own, q.argmax(dim=1))
     return world.all_gather(found) if world is not None else found
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from partgcd.backbone.load import Backbone
 from partgcd.config.tree import Settings
+from partgcd.discovery.strangers import Expected
 from partgcd.model.module import DiscoveryModel, restored
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.projection import Projection
@@ -53,6 +54,7 @@ class WarmStart:
         tensors: everything trained, by the model's own names, with a row a class.
         bank, projection: the mixtures, with a row a class; None for the global baseline.
         teacher: None trains without holding on to former answers.
+        expected: sizes of known classes and the number of images of others; None where nothing is known of them.
         replay: [M, T, Dt] half-precision trunk tokens of the last M images of the catalog, which have no pixels.
     """
 
@@ -61,6 +63,7 @@ class WarmStart:
     projection: Projection | None
     teacher: Teacher | None
     replay: NDArray[np.float16] | None
+    expected: Expected | None = None
 
     @property
     def classes(self) -> int:

@@ -80,7 +80,7 @@ def test_clear_classes_are_counted_and_clustered(classes: int) -> None:
     labels = np.concatenate([np.repeat([0, 1], 10), np.full(15 * len(kinds), -1)])
     truth = np.repeat(kinds, 15)
     share = classes / len(kinds)
-    found = find_growth(rows, labels, 2, Unknown(share, 0.05), 15.0, 100, 0)
+    found = find_growth(rows, labels, np.full(2, 15), Unknown(share, 0.05), 100, 0)
     assert found.classes == classes
     clusters = found.clusters[20:]
     for kind in kinds:
@@ -97,19 +97,41 @@ def test_photos_of_a_class_that_is_taught_are_of_no_new_one(others: int) -> None
     rows = np.concatenate([features([0, 1, 2], 10, 1), features(kinds, 15)])
     labels = np.concatenate([np.repeat([0, 1, 2], 10), np.full(15 * len(kinds), -1)])
     share = Unknown((1 + others) / len(kinds), 0.05)
-    found = find_growth(rows, labels, 3, share, 15.0, 100, 0, taught=1)
+    found = find_growth(rows, labels, np.full(2, 15), share, 100, 0, taught=1)
     assert found.classes == others
     assert (found.clusters[30:][np.repeat(kinds, 15) == 2] == 2).all()
-    assert find_growth(rows, labels, 3, share, 15.0, 100, 0).classes == others + 1
+    assert find_growth(rows, labels, np.full(3, 15), share, 100, 0).classes == others + 1
+
+
+def test_a_look_alike_is_told_by_its_number_where_a_far_class_of_two_looks_would_hide_it() -> None:
+    """Class 2 lies close to class 0; the two looks of class 3 lie farther from each other than 2 from 0."""
+    draw = np.random.default_rng(0)
+
+    def rows_of(centre: np.ndarray, count: int) -> np.ndarray:
+        found = centre / np.linalg.norm(centre) + 0.05 * draw.normal(size=(count, 12))
+        return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+    axes = np.eye(12)
+    looks = [axes[0] + 0.25 * axes[5], axes[3] + axes[4], axes[3] - axes[4]]
+    new = [(axes[0], 8), (axes[1], 8), (looks[0], 24), (looks[1], 12), (looks[2], 12)]
+    rows = np.concatenate([rows_of(axes[0], 20), rows_of(axes[1], 20), *(rows_of(*one) for one in new)])
+    labels = np.concatenate([np.repeat([0, 1], 20), np.full(64, -1)])
+    truth = np.repeat([0, 1, 2, 3], [8, 8, 24, 24])
+    found = find_growth(rows.astype(np.float32), labels, np.full(2, 24), Unknown(0.75, 0.05), 100, 0)
+    assert found.classes == 2
+    groups = [np.bincount(found.clusters[40:][truth == kind], minlength=4) for kind in range(4)]
+    assert groups[0][0] >= 7 and groups[1][1] >= 7
+    assert {int(groups[2].argmax()), int(groups[3].argmax())} == {2, 3}
+    assert min(groups[2].max(), groups[3].max()) >= 22
 
 
 def test_few_or_doubtful_images_are_no_class() -> None:
     rows = np.concatenate([features([0, 1], 10, 1), features([2], 3), features([0, 1], 20, 2)])
     labels = np.concatenate([np.repeat([0, 1], 10), np.full(43, -1)])
     few, doubtful = Unknown((SMALLEST - 1) / 43, 0.001), Unknown(0.4, 0.2)
-    assert find_growth(rows, labels, 2, few, 3.0, 100, 0).classes == 0
-    assert find_growth(rows, labels, 2, doubtful, 3.0, 100, 0).classes == 0
-    found = find_growth(rows, labels, 2, doubtful, 3.0, 100, 0, asked=1)
+    assert find_growth(rows, labels, np.full(2, 3), few, 100, 0).classes == 0
+    assert find_growth(rows, labels, np.full(2, 3), doubtful, 100, 0).classes == 0
+    found = find_growth(rows, labels, np.full(2, 3), doubtful, 100, 0, asked=1)
     assert found.classes == 1 and set(found.clusters[20:23]) == {2}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partgcd.continual.likeness import UNLIKE, closeness, surges, unlikeness
+from partgcd.continual.likeness import UNLIKE, surges, unlikeness
 
 
 def around(centre: int, count: int, seed: int, width: float = 0.3, dim: int = 16) -> NDArray[np.float32]:
@@ -50,12 +50,3 @@ def test_surges_are_by_size_and_classes_without_photos_do_not_count() -> None:
     found = surges(np.array([10, 20, 60, 0]), np.array([100, 200, 200, 50]))
     np.testing.assert_allclose(found, [1.0, 1.0, 3.0, 0.0])
     np.testing.assert_array_equal(surges(np.zeros(3, np.int64), np.ones(3, np.int64)), np.zeros(3))
-
-
-def test_strangers_lie_farther_than_the_class_s_own() -> None:
-    remembered = around(0, 20, 1)
-    near = closeness(remembered, np.concatenate([around(0, 10, 2, 0.15), around(1, 10, 3, 0.15)]))
-    assert near.shape == (20,) and near[:10].min() > near[10:].max()
-    np.testing.assert_array_equal(closeness(remembered[:0], around(0, 3, 2)), np.zeros(3))
-    two = closeness(remembered[:2], remembered[:1])
-    assert two[0] == pytest.approx((1 + float(remembered[0] @ remembered[1])) / 2)

@@ -78,3 +78,20 @@ def test_settling_does_not_even_out_class_sizes() -> None:
     start = torch.nn.functional.one_hot(truth, 2).float() * 0.8 + 0.1
     clusters = settle_clusters(features, torch.full_like(truth, -1), start, 0.05)
     assert (clusters[400:] == 1).all() and int((clusters == 1).sum()) < 40
+
+
+def test_shares_that_are_known_keep_a_loose_class_from_a_tight_one_beside_it() -> None:
+    """Class 1 is a look-alike of 0, of which many labelled images are there: a share of all images would starve it."""
+    draw = np.random.default_rng(1)
+    alike = np.eye(8)[0] + 0.3 * np.eye(8)[1]
+    rows = np.concatenate([
+        np.eye(8)[0] + 0.12 * draw.normal(size=(260, 8)), alike + 0.12 * draw.normal(size=(40, 8)),
+    ])  # fmt: skip
+    features, truth = torch.from_numpy(rows).float(), torch.tensor([0] * 260 + [1] * 40)
+    labels = torch.where(torch.arange(300) < 240, 0, -1)
+    start = torch.nn.functional.one_hot(truth, 2).float() * 0.2 + 0.4
+    right = [
+        int((settle_clusters(features, labels, start, 0.05, shares=shares)[260:] == 1).sum())
+        for shares in (None, torch.tensor([20 / 60, 40 / 60]))
+    ]
+    assert right[1] > 30 > right[0]
