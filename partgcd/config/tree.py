@@ -168,10 +168,11 @@ class PartSettings(Section):
         ge=0.0,
         description="Relevance factor, in patches, of MAP adaptation from the shared mixture (0: paper).",
     )
-    foreground_pooling: bool = Field(
-        True,
+    foreground_pooling: bool | Literal["auto"] = Field(
+        "auto",
         description="Leave the background out of Eq. 10: patches count from the mean class attention on, fully from "
-        "twice of it (False: all patches alike, paper). Trains in less than half the time.",
+        "twice of it. Trains in less than half the time. False: all patches alike (paper). 'auto': where a picture has "
+        "100 patches or more; of smaller ones every patch is needed.",
     )
     normalise_parts: bool = Field(True, description="L2-normalise part features before PDR and the adapter.")
     presence: float = Field(

@@ -32,6 +32,10 @@ class Outputs(NamedTuple):
     weight: Tensor | None = None
 
 
+_MANY_PATCHES = 100
+"""Patches of a picture from which on its background is left out: of pictures of 64 it took 15 points along."""
+
+
 class DiscoveryModel(nn.Module):
     """Trainable block and heads; global and part branch share prototypes and projector (Eq. 14, Alg. 1)."""
 
@@ -51,7 +55,9 @@ class DiscoveryModel(nn.Module):
         )
         self.part_prototypes: Prototypes | None = None
         self.mean_of_parts = settings.parts.adapter == "mean"
-        self.foreground_pooling = settings.parts.foreground_pooling
+        foreground = settings.parts.foreground_pooling
+        rows, columns = backbone.info.grid
+        self.foreground_pooling = rows * columns >= _MANY_PATCHES if foreground == "auto" else foreground
         self.normalise_parts = settings.parts.normalise_parts
         self.learned_patches = settings.parts.patches == "learned"
 

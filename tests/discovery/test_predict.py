@@ -165,3 +165,16 @@ def test_an_answer_does_not_depend_on_its_neighbours_in_the_batch(
 ) -> None:
     together, alone = answer(model, parts, tokens), answer(model, parts, tokens[3:4])
     assert torch.allclose(together.fused[3], alone.fused[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "asked", "leaves_out"), [
+    (144, "auto", False), (160, "auto", True), (96, "true", True), (160, "false", False),
+])  # fmt: skip
+def test_small_pictures_keep_their_background(size: int, asked: str, leaves_out: bool) -> None:
+    """81 patches are few, 100 are many."""
+    settings = load_settings(assignments=["loss.projector_hidden=16", f"parts.foreground_pooling={asked}"])
+    backbone = load_backbone(BackboneSettings(name="test_vit", random_weights=True), size, "cpu")
+    model = DiscoveryModel(backbone, CLASSES, PARTS, settings)
+    assert (
+        model.pooling_weight(torch.rand(2, backbone.info.grid[0] * backbone.info.grid[1])) is not None
+    ) == leaves_out
