@@ -298,11 +298,18 @@ def _entries(version: Version) -> list[ClassEntry]:
 
 
 def first_sizes(registry: Registry) -> dict[str, int]:
-    """Images, labelled and assigned, that each class had in the first version that knew it."""
+    """Images, labelled and assigned, that each class had in the first version that knew it.
+
+    A class that others were merged into had theirs too: photos of all of them come to it.
+    """
     sizes: dict[str, int] = {}
     for _, entry in _told(registry.versions()):
         sizes.setdefault(entry.id, entry.labelled + entry.assigned)
-    return sizes
+    identity = read_identity(registry)
+    joined = dict.fromkeys(map(identity.canonical, sizes), 0)
+    for name, size in sizes.items():
+        joined[identity.canonical(name)] += size
+    return joined
 
 
 def _told(versions: list[Version]) -> Iterator[tuple[int, ClassEntry]]:

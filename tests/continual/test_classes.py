@@ -8,7 +8,17 @@ import pytest
 
 from partgcd.config.errors import UserError
 from partgcd.continual.champion import load_predictor
-from partgcd.continual.classes import find_class, history, list_classes, merge, note, rename, split, undo
+from partgcd.continual.classes import (
+    find_class,
+    first_sizes,
+    history,
+    list_classes,
+    merge,
+    note,
+    rename,
+    split,
+    undo,
+)
 from partgcd.continual.registry import Registry
 from partgcd.export.bundle import EXEMPLARS, Bundle, read_tensors
 
@@ -39,6 +49,16 @@ def test_a_name_is_what_the_predictor_says_at_once_and_undo_takes_it_back(regist
     assert find_class(registry, first).name == "ash" and find_class(registry, first).note == ""
     with pytest.raises(UserError, match="nothing to undo"):
         undo(registry)
+
+
+def test_a_class_that_another_was_merged_into_had_the_images_of_both(registry: Registry) -> None:
+    a, b, c = ids(registry)
+    before = first_sizes(registry)
+    assert set(before) == {a, b, c} and all(size > 0 for size in before.values())
+    merge(registry, c, b)
+    assert first_sizes(registry) == {a: before[a], b: before[b] + before[c]}
+    undo(registry)
+    assert first_sizes(registry) == before
 
 
 def test_the_older_id_survives_a_merge_and_probabilities_are_summed(registry: Registry) -> None:
