@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from partgcd.continual.growth import SMALLEST
+
 
 def score(
     answered: list[str], truth: list[str], names: dict[str, str], introduced: dict[str, int], stage: int
@@ -66,3 +68,18 @@ def changed_meaning(before: dict[str, Any], after: dict[str, Any], least: int = 
 
     first, second = clear(before["majority"]), clear(after["majority"])
     return sorted(name for name in first if name in second and first[name] != second[name])
+
+
+def unknown_classes(majority: dict[str, Any], came: list[str], least: int = SMALLEST) -> list[str]:
+    """Classes that a rediscovery could find: enough of the photos are theirs, and no id stands for them yet.
+
+    An arrival brings photos of classes that an earlier one missed, too. An id stands for the class that most of its
+    held-out images are of.
+
+    Args:
+        majority: of the stage before, as `score` gives it.
+        came: class of each photo of the arrival.
+        least: photos that make a class.
+    """
+    meant = {str(one["class"]) for one in majority.values()}
+    return sorted(name for name, count in Counter(came).items() if count >= least and name not in meant)

@@ -19,7 +19,8 @@ def rows(results: Iterable[dict[str, Any]], methods: list[str]) -> list[dict[str
     """Rows of text; accuracies in percent of held-out images, "a ± b" with the standard deviation over seeds.
 
     Forgetting is the loss of Old since the first stage in points, the mean over seeds with its 95% interval
-    (Student's t, paired by seed); "new classes" are those found, of the true number.
+    (Student's t, paired by seed); "new classes" are those found, of those that came first with the arrival, and in
+    brackets how many classes of the arrival's photos no id stood for, those that were missed before among them.
     """
     groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
     for result in results:
@@ -36,11 +37,16 @@ def _row(key: tuple[str, int, str], runs: list[dict[str, Any]]) -> dict[str, str
         row[column] = spread([run["accuracy"][name] for run in runs])
     row["forgetting"] = interval([100 * run["forgetting"] for run in runs if "forgetting" in run])
     found = [run for run in runs if run.get("new_classes") is not None]
-    row["new classes"] = " ".join(f"{run['new_classes']}/{run['true_new']}" for run in found)
+    row["new classes"] = " ".join(_counted(run) for run in found)
     for column, name in (("seconds", "seconds"), ("CPU seconds", "cpu_seconds")):
         spent = [run[name] for run in runs if name in run]
         row[column] = f"{statistics.mean(spent):.0f}" if spent else ""
     return row
+
+
+def _counted(run: dict[str, Any]) -> str:
+    unknown = f" ({run['unknown_classes']})" if "unknown_classes" in run else ""
+    return f"{run['new_classes']}/{run['true_new']}{unknown}"
 
 
 def interval(values: list[float]) -> str:

@@ -8,7 +8,7 @@ from PIL import Image
 from partgcd.benchmark.arrivals import Shares, deal
 from partgcd.benchmark.continual import pending, results_of
 from partgcd.benchmark.life_plan import PACKAGED, LifeJob, read_life_plan
-from partgcd.benchmark.life_score import changed_meaning, score
+from partgcd.benchmark.life_score import changed_meaning, score, unknown_classes
 from partgcd.benchmark.life_table import COLUMNS, interval, rows
 from partgcd.benchmark.plan import SetSpec
 from partgcd.benchmark.table import markdown
@@ -109,6 +109,13 @@ def test_an_id_that_means_another_class_is_seen() -> None:
     assert changed_meaning(one, few) == []
 
 
+def test_what_an_arrival_lets_find_counts_classes_missed_before() -> None:
+    """Of four classes with enough photos birch is answered to, and cedar was missed: its images go by birch's id."""
+    before = score(["c-a", "c-b", "c-b", "c-b"], ["ash", "birch", "birch", "cedar"], NAMES, INTRODUCED, 1)
+    came = ["birch"] * 4 + ["cedar"] * 4 + ["date"] * 4 + ["elm"] * 9 + ["ash"] + ["fir"] * 3
+    assert unknown_classes(before["majority"], came) == ["cedar", "date", "elm"]
+
+
 def test_the_table_pairs_forgetting_by_seed() -> None:
     results = [
         {"set": "s", "stage": 1, "method": "rediscover", "seed": seed, "forgetting": 0.01 * seed, "new_classes": 2,
@@ -123,6 +130,8 @@ def test_the_table_pairs_forgetting_by_seed() -> None:
         and row["All"] == "50.0 ± 0.0"
         and (row["seconds"], row["CPU seconds"]) == ("10", "7")
     )
+    (row,) = rows([result | {"unknown_classes": 5} for result in results], ["rediscover"])
+    assert row["new classes"] == "2/3 (5) 2/3 (5) 2/3 (5)"
     assert interval([3.0]) == "3.0" and interval([]) == ""
     assert (
         markdown([row], COLUMNS)
