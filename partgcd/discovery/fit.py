@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from partgcd.data.catalog import Catalog
 from partgcd.data.views import pool_slots, random_crops
 from partgcd.discovery.epoch_line import class_sizes, epoch_line, unlabelled_loss
 from partgcd.discovery.predict import PartModel
+from partgcd.discovery.recluster import recluster, refit_due
 from partgcd.discovery.refresh import (
     Assignment,
     assign,
@@ -30,7 +31,7 @@ from partgcd.discovery.refresh import (
 )
 from partgcd.discovery.sampler import epoch_batches
 from partgcd.discovery.setup import Setup, agree, fill_store, prepare, prepare_warm, stopping_ticker
-from partgcd.discovery.starts import refit_clusters, set_prototypes, settle_clusters
+from partgcd.discovery.starts import set_prototypes
 from partgcd.discovery.step import step_loss
 from partgcd.discovery.warm import WarmStart
 from partgcd.model.losses import alpha_at, teacher_temperature
@@ -132,12 +133,6 @@ def learning_rate(epoch: int, train: TrainSettings) -> float:
     return train.lr * (train.lr_floor + (1 - train.lr_floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def refit_due(after: int, settings: Settings) -> bool:
-    """Whether prototypes are set anew after ``after`` epochs."""
-    epochs = settings.train.epochs
-    return after > 0 and any(after == max(1, round(s * epochs)) for s in settings.discovery.prototype_refits)
-
-
 def _refresh(
     setup: Setup,
     bank: GMMBank | None,
@@ -169,33 +164,14 @@ def _refresh(
     features = compute_features(model, setup.evaluation, world.device, setup.autocast, tick, world)
     clusters: Tensor | None = None
     if refit_due(number - 1, settings):
-        if last:
-            # Whole and parts together, from what both heads say.
-            fused, part = answers(bank)
-            weight = settings.parts.cluster_weight
-            joint = features.cls if part is None else torch.cat([features.cls, weight * part], dim=1)
-            clusters = settle_clusters(
-                joint,
-                setup.labels,
-                fused,
-                settings.discovery.cluster_temperature,
-                world=world,
-                shares=_shares(setup),
-            )
-        else:
-            predicted = model.prototypes(features.cls).argmax(dim=1)
-            seed = (settings.seed * 1009 + number) % 2**31
-            clusters = torch.zeros_like(predicted)
-            if world.rank == 0:  # one k-means for all, so that all have the same one
-                clusters = refit_clusters(
-                    features.cls, setup.labels, predicted, setup.old, setup.classes, seed, setup.expected
-                )
-            clusters = world.broadcast(clusters)
+        clusters = recluster(setup, features, answers(bank) if last else None, settings, world, number)
         set_prototypes(model.prototypes.weight, features.cls, clusters, 0 if last else setup.old)
         momentum = optimiser.state.get(model.prototypes.weight, {}).get("momentum_buffer")
         if momentum is not None:
             momentum[setup.old :] = 0  # it belonged to the directions that were left
         agree([model.prototypes.weight], world)
+        if setup.teacher is not None:
+            setup.teacher = setup.teacher.follow(clusters, setup.labels, setup.old)
     assignment = assign(model, features, setup.labels, setup.old, settings, world)
     extra: dict[str, Any] = {"candidates": assignment.candidates}
     if bank is not None and setup.projection is not None:
@@ -216,14 +192,6 @@ def _refresh(
     extra["sizes"] = class_sizes(assignment.predicted, setup.classes)
     _record(world, number - 1, assignment)
     return _Epoch(number, 0, bank, assignment.assigned, assignment.predicted, defaultdict(float), extra)
-
-
-def _shares(setup: Setup) -> Tensor | None:
-    """Of each class among the unlabelled images, where training goes on from a model that lets expect it."""
-    if setup.expected is None:
-        return None
-    unlabelled = int((setup.labels < 0).sum())
-    return torch.from_numpy(setup.expected.shares(unlabelled, setup.old, setup.classes))
 
 
 def _step(
@@ -335,6 +303,8 @@ def _state(setup: Setup, optimiser: torch.optim.Optimizer, epoch: _Epoch) -> Sta
             tensors[f"momentum.{index}"] = buffer
     if epoch.bank is not None:
         tensors |= {f"bank.{name}": value for name, value in epoch.bank.to_tensors().items()}
+    if setup.teacher is not None:
+        tensors["found"] = setup.teacher.found
     tensors |= {"assigned": epoch.assigned, "predicted": epoch.predicted, **random_state()}
     extra = {key: value for key, value in epoch.extra.items() if key != "candidates"}
     values: dict[str, Any] = {"sums": dict(epoch.sums), "extra": extra}
@@ -354,6 +324,8 @@ def _restore(state: State, setup: Setup, optimiser: torch.optim.Optimizer) -> _E
     banked = {
         name.removeprefix("bank."): t.to(device) for name, t in tensors.items() if name.startswith("bank.")
     }
+    if setup.teacher is not None:
+        setup.teacher = replace(setup.teacher, found=tensors["found"].to(device))
     restore_random_state(tensors)
     return _Epoch(
         state.epoch,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from partgcd.backbone.load import Backbone
 from partgcd.config.tree import Settings
@@ -16,28 +17,48 @@ from partgcd.model.module import DiscoveryModel, restored
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.projection import Projection
 
+_FOUND = 0.5
+"""How much an image that was clustered into a new class counts, beside a remembered one's 1."""
+
 
 @dataclass(frozen=True)
 class Teacher:
-    """What the model before said of the images, to be held on to.
+    """What images are held to beside the objective: the former model's answers, and the new classes found so far.
+
+    Without the latter training gives known classes most of the images of look-alike new ones back, whatever their
+    prototypes were set to.
 
     Attributes:
         targets: [N, C] probabilities; no new class has any.
         weights: [N] how much it counts for an image, 0 where it knew no better.
         strength: of the term beside the objective.
+        found: [N] the new class that an image was clustered into, -1 for none; goes before its target.
     """
 
     targets: Tensor
     weights: Tensor
     strength: float
+    found: Tensor
 
     def to(self, device: torch.device) -> Teacher:
         """The same on another device."""
-        return Teacher(self.targets.to(device), self.weights.to(device), self.strength)
+        return Teacher(self.targets.to(device), self.weights.to(device), self.strength, self.found.to(device))
+
+    def follow(self, clusters: Tensor, labels: Tensor, old: int) -> Teacher:
+        """The same with other ``clusters`` [N]: of unlabelled images the new classes among them, ``old`` and up."""
+        return replace(self, found=torch.where((labels < 0) & (clusters >= old), clusters, -1))
 
     def pick(self, rows: Tensor) -> Teacher:
-        """Of the images ``rows``."""
-        return Teacher(self.targets[rows], self.weights[rows], self.strength)
+        """Of the images ``rows``, found ones taught what they were found to be."""
+        found, targets = self.found[rows], self.targets[rows]
+        new = found >= 0
+        taught = one_hot(found.clamp_min(0), targets.shape[1]).to(targets)
+        return Teacher(
+            torch.where(new[:, None], taught, targets),
+            torch.where(new, torch.full_like(self.weights[rows], _FOUND), self.weights[rows]),
+            self.strength,
+            found,
+        )
 
     def loss(self, cosine: Tensor, temperature: float) -> Tensor:
         """Cross-entropy of the student's answers in both views, cosines [2, B, C], to the targets [B, C]."""

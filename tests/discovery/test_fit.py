@@ -20,7 +20,10 @@ from partgcd.discovery.discover import build_catalog
 from partgcd.discovery.fit import class_sizes, fit, learning_rate
 from partgcd.discovery.refresh import compute_answers
 from partgcd.discovery.sampler import epoch_batches
+from partgcd.discovery.setup import prepare
 from partgcd.discovery.step import StepLoss
+from partgcd.discovery.strangers import Expected
+from partgcd.discovery.warm import Teacher, WarmStart
 from partgcd.run.checkpoint import list_checkpoints
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import Interrupted, SoloWorld
@@ -144,6 +147,44 @@ def test_a_request_to_stop_keeps_what_is_done(tmp_path: Path, photos: Path, sett
     state = SoloWorld(world.folder, world.device).latest(settings)
     assert state is not None and (state.epoch, state.step) == (2, 2)
     assert [line["epoch"] for line in world.folder.read_metrics()] == [1]
+
+
+def test_a_training_that_goes_on_and_is_stopped_holds_to_the_new_classes_found_so_far(
+    tmp_path: Path, photos: Path, settings_of: SettingsOf
+) -> None:
+    """The refit after epoch 1 finds new classes; a stop in epoch 2 must not make their images forget it."""
+    settings = settings_of(
+        "discovery.method=simgcd", "discovery.classes=4", "train.epochs=2", "discovery.prototype_refits=[0.5, 1.0]"
+    )  # fmt: skip
+    found, weights = [], []
+    for name, stops in (("whole", False), ("stopped", True)):
+        world = world_for(tmp_path / name, photos, settings)
+        catalog = build_catalog(world.folder, settings, world)
+        images, unlabelled = len(catalog), int((catalog.labels < 0).sum())
+        torch.manual_seed(5)
+        known = prepare(settings, catalog, world)
+        teacher = Teacher(
+            torch.nn.functional.one_hot(known.labels.clamp_min(0), 4).float(), (known.labels >= 0).float(), 1.0,
+            torch.full((images,), -1),
+        )  # fmt: skip
+        start = WarmStart(
+            known.model.trainable_state(), None, None, teacher, None,
+            Expected(np.full(2, unlabelled // 4), unlabelled // 2),
+        )  # fmt: skip
+        if stops:
+            world._on_progress = lambda phase, done, total, note, world=world: (
+                world.stop() if phase == "training" and done == 5 else None
+            )
+            with pytest.raises(Interrupted):
+                fit(settings, catalog, world, start)
+            world = SoloWorld(world.folder, world.device)
+        fitted = fit(settings, catalog, world, start)
+        assert fitted.setup.teacher is not None
+        found.append(fitted.setup.teacher.found)
+        weights.append(fitted.setup.model.prototypes.weight.detach())
+    assert (found[0] >= 2).sum() > 0
+    assert found[0].tolist() == found[1].tolist()
+    torch.testing.assert_close(weights[0], weights[1])
 
 
 def test_a_loss_that_is_not_finite_names_its_terms_and_what_to_do(
