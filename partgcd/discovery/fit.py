@@ -324,7 +324,7 @@ def _restore(state: State, setup: Setup, optimiser: torch.optim.Optimizer) -> _E
     banked = {
         name.removeprefix("bank."): t.to(device) for name, t in tensors.items() if name.startswith("bank.")
     }
-    if setup.teacher is not None:
+    if setup.teacher is not None and "found" in tensors:  # an older program's checkpoint has none
         setup.teacher = replace(setup.teacher, found=tensors["found"].to(device))
     restore_random_state(tensors)
     return _Epoch(
