@@ -190,8 +190,10 @@ def warm_start(
         targets = targets_of(standing.overlay, carried, opinion, total)
         # Of what is shown as something new the champion knows no better.
         weights = torch.from_numpy(((labels >= 0) & (labels < old)).astype(np.float32))
-        found = np.where((labels < 0) & (growth.clusters >= known_classes), growth.clusters, -1)
-        teacher = Teacher(targets, weights, strength, torch.from_numpy(found))
+        unlearned = torch.full((len(labels),), -1)
+        teacher = Teacher(targets, weights, strength, unlearned).follow(
+            torch.from_numpy(growth.clusters), torch.from_numpy(labels), known_classes
+        )
     projection = known.parts.projection if known.parts is not None else None
     return WarmStart(tensors, bank, projection, teacher, replay if len(replay) else None, growth.expected)
 
