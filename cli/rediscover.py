@@ -50,9 +50,12 @@ def rediscover(
     max_calibration: Annotated[
         float, typer.Option(help="Calibration error that may be added.", min=0, max=1)
     ] = 0.05,
-    min_stability: Annotated[
-        float, typer.Option(help="What a new class must reach over two clusterings.", min=0, max=1)
-    ] = 0.5,
+    min_coherence: Annotated[
+        float,
+        typer.Option(
+            help="Share of what lay nearest to a new class's photos that must be in it.", min=0, max=1
+        ),
+    ] = 0.4,
     seed: Annotated[int, typer.Option(help="Seed of every random choice.", min=0)] = 0,
     again: Annotated[bool, typer.Option("--again", help="Also photos that were looked at before.")] = False,
     weights: Annotated[
@@ -130,7 +133,7 @@ def rediscover(
         seed=seed,
         weights=weights,
         again=again,
-        margins=Margins(max_forgetting, max_disagreement, max_calibration, min_stability),
+        margins=Margins(max_forgetting, max_disagreement, max_calibration, min_coherence),
         train={"device": device, "threads": threads},
     )
     progress = Progress()

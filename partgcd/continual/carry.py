@@ -94,6 +94,7 @@ def start_tensors(
             taught or new.
     """
     tensors = {name: value.clone() for name, value in known.model.trainable_state().items()}
+    tensors.pop("lean", None)  # of answers, not of what is trained
     for name, own in (("prototypes.weight", exemplars.cls), ("part_prototypes.weight", exemplars.part)):
         if name not in tensors or own is None:
             continue

@@ -12,7 +12,7 @@ from partgcd.config.tree import Settings
 from partgcd.continual.candidate import Parted, Trained
 from partgcd.continual.carry import Carried, Standing
 from partgcd.continual.gate import NEW_CLASS, SURE, Check, Measured
-from partgcd.continual.growth import Growth, stability
+from partgcd.continual.growth import Growth
 from partgcd.continual.intake import Arrivals
 from partgcd.continual.likeness import MANY, UNLIKE, surges, unlikeness
 from partgcd.continual.overlay import Overlay
@@ -72,16 +72,12 @@ def measure(
         )
     fresh = np.flatnonzero(standing.labels < 0)
     seen = trained.fused[fresh]
-    told = seen.argmax(axis=1)
-    features = trained.features[fresh]
-    likely = told >= old
-    groups = [told[likely] == index for index in range(old, total)]
     return Measured(
         (answers[0], answers[1], truth),
         (_columns(overlay, carried, standing.opinion, total)[fresh], seen),
         standing.opinion.novelty.numpy()[fresh] > known.bundle.manifest.novelty.threshold,
         familiar >= _NEAR,
-        stability(features[likely], groups, settings.seed),
+        trained.coherence.tolist(),
         [record.name for record in trained.records],
         old,
         len(carried.taught),
@@ -130,7 +126,7 @@ def describe_changes(
         }  # fmt: skip
         if record.index >= old:
             entry |= {
-                "stability": round(found.stability[record.index - old], 3),
+                "coherence": round(found.coherence[record.index - old], 3),
                 "steady": steady[record.index - old],
                 "nearest": [{"name": near.name, "cosine": near.cosine} for near in record.nearest],
                 "came_from": _shares(first[own], found.names),

@@ -25,14 +25,14 @@ class Margins:
         forgetting: accuracy of known classes on remembered and held-out images.
         disagreement: images that the champion was sure of and the candidate puts elsewhere.
         calibration: expected calibration error above the champion's, on the same images.
-        stability: what each new class must reach over two clusterings.
+        coherence: of each new class, `growth.coherence`.
         few: images of a measure below which one image more may be wrong than its margin allows.
     """
 
     forgetting: float = 0.02
     disagreement: float = 0.05
     calibration: float = 0.05
-    stability: float = 0.5
+    coherence: float = 0.4
     few: int = 100
 
 
@@ -61,7 +61,7 @@ class Measured:
         seen: [n, C] the same of the new photos; a column that the champion lacks is 0.
         novel: [n] whether the champion called a photo novel.
         near: [n] whether it lies as near to remembered images as photos of known classes mostly do.
-        stability: of each new class.
+        coherence: of each new class.
         names: [C].
         old: number of classes before the new ones: those that the champion knows, and the ``taught`` ones.
         taught: the last so many of those are shown by example: that images move there is what a person wants.
@@ -71,7 +71,7 @@ class Measured:
     seen: tuple[NDArray[np.float32], NDArray[np.float32]]
     novel: NDArray[np.bool_]
     near: NDArray[np.bool_]
-    stability: list[float]
+    coherence: list[float]
     names: list[str]
     old: int
     taught: int = 0
@@ -98,11 +98,11 @@ def judge(found: Measured, margins: Margins) -> list[Check]:
                   f"{100 * calibration_error(after, truth):.1f}% now")
         )  # fmt: skip
     checks += _agreement(found, margins)
-    for index, value in enumerate(found.stability):
+    for index, value in enumerate(found.coherence):
         name = found.names[found.old + index]
         checks.append(
-            Check(NEW_CLASS, value, margins.stability, value >= margins.stability,
-                  f"'{name}' is found again by {100 * value:.0f}%")
+            Check(NEW_CLASS, value, margins.coherence, value >= margins.coherence,
+                  f"{100 * value:.0f}% of what lay nearest to the photos of '{name}' before is in it too")
         )  # fmt: skip
     return checks
 

@@ -236,9 +236,7 @@ def _attempt(
             catalog.save(run.path)
             replay = replay[:0]
         start = warm_start(standing, growth, replay, STRENGTH if request.replay else 0.0)
-        trained = train(
-            run, settings, catalog, world, start, carried, parted, memory.seen, new_ids, max(numbered, 0)
-        )
+        trained = train(run, settings, catalog, world, start, standing, parted, new_ids, max(numbered, 0))
         beside = held_out(said.held, run.path / "holdout", settings, carried.ids) if said.held else None
         found = measure(settings, standing, parted, familiar, trained, world, beside)
         checks = judge(found, request.margins)
@@ -267,7 +265,7 @@ def _attempt(
     if carried.taught:
         told += f" beside {len(carried.taught)} that {'was' if len(carried.taught) == 1 else 'were'} taught"
     if added < growth.classes:
-        told += f" ({growth.classes} were sought, the others ended with fewer than {SMALLEST} photos)"
+        told += f" ({growth.classes} were sought; the photos of the others were fewer than {SMALLEST} or not alike)"
     if corrected:
         told += f"; {corrected} labelled images were new to the champion or answered otherwise by it"
     mixed = sum(one["mixed"] for one in changes["grew"])

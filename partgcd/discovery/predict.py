@@ -64,7 +64,7 @@ def predict(
     temperature = discovery.fusion_temperature
     if parts is None or model.adapter is None:
         cls, attention = model.backbone.class_token(tokens)
-        overall = (model.prototypes(cls.float()) / temperature).softmax(dim=1)
+        overall = model.logits(model.prototypes(cls.float()), temperature).softmax(dim=1)
         return Prediction(overall, None, overall, overall.argmax(dim=1), None, None, cls, None, attention)
     cls, attention, patches = model.block(tokens)
     cosine = model.prototypes(cls.float())
@@ -72,8 +72,8 @@ def predict(
     points = project(parts.projection, model.mixture_patches(tokens, patches))
     maps = part_maps(parts.bank, points, assigned, part_settings.temperature)
     feature, _ = model.part_branch(tokens, model.pooling_weight(attention), maps, patches)
-    overall = (cosine / temperature).softmax(dim=1)
-    part = (model.part_cosine(feature.float()) / temperature).softmax(dim=1)
+    overall = model.logits(cosine, temperature).softmax(dim=1)
+    part = model.logits(model.part_cosine(feature.float()), temperature).softmax(dim=1)
     weight = discovery.fusion_part_weight
     fused = (overall + weight * part) / (1.0 + weight)
     return Prediction(overall, part, fused, assigned, points, maps, cls, feature, attention)

@@ -54,6 +54,7 @@ class DiscoveryModel(nn.Module):
             else None
         )
         self.part_prototypes: Prototypes | None = None
+        self.register_parameter("lean", None)
         self.mean_of_parts = settings.parts.adapter == "mean"
         foreground = settings.parts.foreground_pooling
         rows, columns = backbone.info.grid
@@ -140,8 +141,17 @@ class DiscoveryModel(nn.Module):
             own.weight.copy_(weight)
         self.part_prototypes = own.to(weight.device)
 
+    def lean_by(self, lean: Tensor) -> None:
+        """Have every answer lean: ``lean`` [C] is added to the logits of both heads. No loss sees it."""
+        self.lean = nn.Parameter(lean)
+
+    def logits(self, cosine: Tensor, temperature: float) -> Tensor:
+        """What either head answers with, [B, C], from its cosines [B, C]."""
+        found = cosine / temperature
+        return found if self.lean is None else found + self.lean
+
     def trainable_state(self) -> dict[str, Tensor]:
-        """Every trained tensor by name; the frozen trunk is not among them."""
+        """Every tensor that is not of the frozen trunk, by name."""
         return {name: value.detach() for name, value in self.named_parameters() if value.requires_grad}
 
     def load_trainable_state(self, tensors: dict[str, Tensor]) -> None:
@@ -164,5 +174,7 @@ def restored(
         model.adapter.start_linear(torch.zeros(dim, dim), torch.zeros(dim))  # its values come below
     if "part_prototypes.weight" in tensors:
         model.start_part_prototypes(tensors["part_prototypes.weight"])
+    if "lean" in tensors:
+        model.lean_by(torch.zeros(classes))
     model.load_trainable_state(tensors)
     return model

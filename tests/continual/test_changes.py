@@ -37,7 +37,7 @@ def told(answers: list[int]) -> NDArray[np.float32]:
 
 @pytest.fixture
 def describe() -> Any:
-    def made(ash: int, axis: int, birch: int = 8, stability: float = 0.9) -> dict[str, Any]:
+    def made(ash: int, axis: int, birch: int = 8, coherence: float = 0.9) -> dict[str, Any]:
         """``ash`` photos taken for ash that lie about ``axis``, a few about 0 as ash's remembered ones do."""
         answers = [0] * ash + [1] * birch + [2] * 6
         total = len(answers) + 40
@@ -55,7 +55,7 @@ def describe() -> Any:
             )
             for i, name in enumerate(NAMES)
         ]
-        trained = Trained(cast(Fitted, None), records, told(answers), features)
+        trained = Trained(cast(Fitted, None), records, told(answers), features, np.array([coherence]))
         kept = [
             ClassEntry(index=i, id=f"c-{i}", name=NAMES[i], kind="old", labelled=20, assigned=0)
             for i in (0, 1)
@@ -64,7 +64,7 @@ def describe() -> Any:
         found = Measured(
             (told(held.tolist()), told(held.tolist()), held),
             (told([min(a, 1) for a in answers]), told(answers)), np.zeros(len(answers), bool),
-            np.ones(len(answers), bool), [stability], NAMES, 2,
+            np.ones(len(answers), bool), [coherence], NAMES, 2,
         )  # fmt: skip
         arrivals = Arrivals(Listing(Path("/"), [], [], ""), np.zeros(0, np.uint64), 0, 0, 0, 0)
         growth = Growth(1, np.zeros(total, np.int64), Unknown(0.3, 0.1), 1.2)
@@ -93,11 +93,11 @@ def test_a_class_is_marked_where_its_new_photos_are_many_and_unlike_it(
         assert min(image["row"] for image in grew[0]["images"]) >= OWN
 
 
-@pytest.mark.parametrize(("stability", "steady"), [(0.9, True), (0.1, False)])
+@pytest.mark.parametrize(("coherence", "steady"), [(0.9, True), (0.1, False)])
 def test_a_new_class_is_told_with_its_pictures_and_whether_it_is_steady(
-    describe: Any, stability: float, steady: bool
+    describe: Any, coherence: float, steady: bool
 ) -> None:
-    changes = describe(8, 0, stability=stability)
+    changes = describe(8, 0, coherence=coherence)
     (one,) = changes["appeared"]
     assert one["photos"] == 6 and len(one["images"]) == 6 and one["steady"] is steady
     assert one["came_from"] == [{"name": "birch", "photos": 6}]

@@ -51,7 +51,7 @@ def test_sure_images_that_move_fail_unless_the_champion_found_them_strange() -> 
 
 def test_that_photos_move_to_a_class_that_was_taught_is_what_a_person_wants() -> None:
     found = measured([0] * 10, [0] * 10, [0] * 40, [0] * 30 + [2] * 10)
-    taught = replace(found, old=3, taught=1, stability=[0.8])
+    taught = replace(found, old=3, taught=1, coherence=[0.8])
     assert failed(found) == {"agreement"} and failed(taught) == set()
     assert [check.name for check in judge(taught, Margins())].count("new class") == 1
     assert failed(replace(taught, seen=(found.seen[0], sure([0] * 30 + [3] * 10)))) == {"agreement"}
@@ -74,8 +74,8 @@ def test_overconfidence_fails() -> None:
     assert failed(replace(found, remembered=(sure(truth), shaky, np.array(truth)))) == {"calibration"}
 
 
-def test_an_unstable_new_class_fails_by_name() -> None:
-    found = measured([0], [0], [0], [0], stability=[0.9, 0.4])
+def test_a_new_class_whose_photos_are_not_alike_fails_by_name() -> None:
+    found = measured([0], [0], [0], [0], coherence=[0.9, 0.3])
     told = [check for check in judge(found, Margins()) if not check.passed]
     assert [check.name for check in told] == ["new class"] and "'new-2'" in told[0].told
 

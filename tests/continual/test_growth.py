@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from partgcd.continual.growth import SMALLEST, Unknown, find_growth, stability, unknown_share
+from partgcd.continual.growth import SMALLEST, Unknown, coherence, find_growth, unknown_share
 
 
 def distances(count: int, share: float, seed: int) -> np.ndarray:
@@ -135,10 +135,28 @@ def test_few_or_doubtful_images_are_no_class() -> None:
     assert found.classes == 1 and set(found.clusters[20:23]) == {2}
 
 
-def test_groups_that_are_there_are_found_again_and_others_are_not() -> None:
+def test_a_class_lies_together_if_its_photos_neighbours_are_in_it_too() -> None:
     rows = features([0, 1, 2], 20)
-    truth = np.repeat([0, 1, 2], 20)
-    assert min(stability(rows, [truth == k for k in range(3)], 0)) > 0.95
+    truth, photos = np.repeat([0, 1, 2], 20), np.ones(60, bool)
+    assert coherence(rows, truth, photos, [0, 1, 2]).min() > 0.95
     draw = np.random.default_rng(0).integers(0, 3, 60)
-    assert max(stability(rows, [draw == k for k in range(3)], 0)) < 0.5
-    assert stability(rows, [], 0) == [] and stability(rows, [truth == 0], 0) == [1.0]
+    assert coherence(rows, draw, photos, range(3)).max() < 0.5
+    # Of one kind half are in the class and half in another: so are half of its neighbours.
+    halved = np.where((truth == 0) & (np.arange(60) % 2 == 0), 3, truth)
+    assert 0.2 < coherence(rows, halved, photos, [3])[0] < 0.8
+
+
+@pytest.mark.parametrize(("count", "found"), [(0, 0.0), (1, 0.0), (2, 1.0), (5, 1.0)])
+def test_a_small_class_is_asked_for_no_more_neighbours_than_it_has(count: int, found: float) -> None:
+    rows = features([0, 1], 20)
+    rows[:count] = features([2], count) if count else rows[:0]
+    classes = np.repeat([0, 1], 20)
+    classes[:count] = 2
+    assert coherence(rows, classes, np.ones(40, bool), [2]).tolist() == [found]
+
+
+def test_remembered_images_are_neighbours_and_no_photos() -> None:
+    rows = features([0], 20)
+    photos = np.arange(20) < 4
+    assert coherence(rows, np.where(photos, 1, 0), photos, [1])[0] < 0.6
+    assert coherence(rows, np.zeros(20, int), photos, [0])[0] == 1.0

@@ -12,11 +12,13 @@ from PIL import Image
 
 from partgcd.config.errors import UserError
 from partgcd.continual.attempts import new_since
+from partgcd.continual.candidate import LEAN
 from partgcd.continual.champion import load_predictor
 from partgcd.continual.classes import ids_by_word, list_classes, merge, rename, split
 from partgcd.continual.gate import Margins
 from partgcd.continual.rediscover import Outcome, Request, rediscover
 from partgcd.continual.registry import Registry
+from partgcd.export.bundle import WEIGHTS, open_bundle, read_tensors
 from partgcd.report.changes import render_changes
 from partgcd.run.folder import RunFolder
 
@@ -57,6 +59,19 @@ def test_new_photos_become_the_next_version_and_ids_stay(
     assert look(tmp(registry) / "new").told.startswith("nothing new")
     found = load_predictor(registry.path, 1).classify([tmp(registry) / "new" / "4-500.png"])
     assert found[0].version == version.record["bundle"]
+    # Answers lean to the two classes that people labelled, away from what was discovered then and now.
+    lean = read_tensors(open_bundle(version.bundle), WEIGHTS)["lean"]
+    assert lean.tolist() == [0.0, 0.0] + [-LEAN] * (len(version.class_ids) - 2)
+
+
+def test_plain_fine_tuning_neither_holds_on_nor_leans(
+    registry: Registry, look: Callable[..., Outcome], photos: Photos
+) -> None:
+    assert look(photos("new", {0: 6, 4: 10})).version == 2
+    assert "lean" in read_tensors(open_bundle(registry.version("champion").bundle), WEIGHTS)
+    outcome = look(photos("more", {1: 6, 5: 10}), replay=False, promote="always")
+    assert outcome.version == 3, outcome.told
+    assert "lean" not in read_tensors(open_bundle(registry.version("champion").bundle), WEIGHTS)
 
 
 def tmp(registry: Registry) -> Path:
@@ -134,10 +149,10 @@ def test_a_schedule_counts_what_came_since_the_last_look(
 def test_what_fails_the_gate_is_kept_as_candidate_and_people_decide(
     registry: Registry, look: Callable[..., Outcome], photos: Photos
 ) -> None:
-    strict = Margins(stability=1.01)
+    strict = Margins(coherence=1.01)
     outcome = look(photos("new", {0: 6, 4: 10}), margins=strict, promote="gate")
     if outcome.new_classes:
-        assert outcome.code == 3 and "not promoted" in outcome.told and "is found again by" in outcome.told
+        assert outcome.code == 3 and "not promoted" in outcome.told and "lay nearest" in outcome.told
     assert registry.aliases()["champion"] == (1 if outcome.code else 2)
     assert registry.verify() == []
 

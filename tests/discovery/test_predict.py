@@ -10,7 +10,7 @@ from partgcd.backbone.load import load_backbone
 from partgcd.config.load import load_settings
 from partgcd.config.tree import BackboneSettings, Settings
 from partgcd.discovery.predict import PartModel, Prediction, predict
-from partgcd.model.module import DiscoveryModel
+from partgcd.model.module import DiscoveryModel, restored
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.mixture import Mixture
 from partgcd.parts.projection import fit_projection
@@ -87,6 +87,21 @@ def test_the_class_head_is_a_softmax_of_cosines_over_the_temperature(
     cosine = unit @ model.prototypes.unit().T
     assert torch.allclose(found.overall, (cosine / temperature).softmax(1), atol=1e-5)
     assert torch.equal(found.assigned, found.overall.argmax(1))
+
+
+def test_answers_lean_and_what_they_are_made_of_does_not(parts: PartModel, tokens: Tensor) -> None:
+    model = make_model()
+    model.start_part_prototypes(model.prototypes.weight.detach().clone())
+    before = answer(model, parts, tokens)
+    model.lean_by(torch.tensor([0.0, -1.0, 0.0, 0.0, 0.0]))
+    after = answer(model, parts, tokens)
+    for plain, leaning in ((before.overall, after.overall), (before.part, after.part)):
+        assert plain is not None and leaning is not None
+        odds = (plain[:, 1] / plain[:, 0]).log() - (leaning[:, 1] / leaning[:, 0]).log()
+        assert torch.allclose(odds, torch.ones(6), atol=1e-4)
+    assert torch.equal(before.assigned, after.assigned) and torch.equal(before.cls, after.cls)
+    again = restored(model.backbone, model.trainable_state(), PARTS, SETTINGS)
+    assert torch.equal(answer(again, parts, tokens).fused, after.fused)
 
 
 def test_the_mixture_of_the_predicted_class_makes_the_parts(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,17 @@ def test_the_graph_answers_as_torch_does(graph: Graph, model: Any, batch: int) -
 @pytest.mark.parametrize("batch", [1, 2, 7, 32])
 def test_a_convolutional_one_does_too(conv: tuple[Graph, Any], batch: int) -> None:
     assert_same(*conv, batch)
+
+
+def test_a_leaning_one_does_too(graph: Graph) -> None:
+    leaning = copy.deepcopy(graph)
+    leaning.model.lean_by(torch.linspace(-2, 0, leaning.model.prototypes.weight.shape[0]))
+    pixels = pixels_of(8)
+    assert (
+        np.abs(torch_answers(leaning, pixels, 8)["fused"] - torch_answers(graph, pixels, 8)["fused"]).max()
+        > 0.01
+    )
+    assert_same(leaning, to_onnx(leaning, torch.from_numpy(pixels[:2])), 8)
 
 
 def test_the_bank_is_inside(graph: Graph, model: Any) -> None:

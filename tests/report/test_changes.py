@@ -19,7 +19,7 @@ def changes() -> dict[str, Any]:
         "seconds": 12.5, "moved": 1,
         "photos": {"new": 9, "seen": 1, "copies": 2, "broken": 3, "unfamiliar": 4, "replayed": 5},
         "checks": [{"name": "agreement", "value": 0.2, "limit": 0.05, "passed": False, "told": "20% moved"}],
-        "appeared": [{"id": "c-9", "name": "new-01 near <b>ash</b>", "photos": 4, "stability": 0.8, "steady": True,
+        "appeared": [{"id": "c-9", "name": "new-01 near <b>ash</b>", "photos": 4, "coherence": 0.8, "steady": True,
                       "images": [image(0), image(1)], "nearest": [{"name": "ash", "cosine": 0.5}],
                       "came_from": [{"name": "ash", "photos": 3}]}],
         "taught": [{"id": "c-8", "name": "oak & elm", "photos": 3, "examples": 6, "images": [image(4)],
@@ -45,7 +45,7 @@ def test_the_page_tells_what_changed_and_shows_it(changes: dict[str, Any]) -> No
         "from version 3",
         "20% moved",
         "c-9",
-        "found again by 80% over two clusterings.",
+        "80% of what lay nearest to them before is in it too.",
         "c-7",
         "birch",
         "2 were sought",
@@ -70,9 +70,9 @@ def test_nothing_is_said_of_teaching_where_nobody_taught(changes: dict[str, Any]
 def test_a_class_that_is_not_found_again_is_marked(changes: dict[str, Any]) -> None:
     mark = "it may not be a class"
     assert mark not in render_changes(changes, None).decode()
-    changes["appeared"][0] |= {"stability": 0.004, "steady": False}
+    changes["appeared"][0] |= {"coherence": 0.004, "steady": False}
     page = render_changes(changes, None).decode()
-    assert "found again by 0% over two clusterings" in page and mark in page
+    assert "0% of what lay nearest to them before is in it too" in page and mark in page
 
 
 def test_a_class_that_may_hide_another_is_marked(changes: dict[str, Any]) -> None:
