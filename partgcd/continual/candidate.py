@@ -231,22 +231,19 @@ def train(
     fitted = fit(settings, catalog, world, start)
     carried, memory = standing.carried, standing.known.memory
     old, fresh = len(carried.ids), catalog.labels < 0
-    if start.teacher is not None:
-        fitted.setup.model.lean_by(_lean(carried, start.classes).to(world.device))
     answers = answer_all(fitted, settings, world)
-    sight = standing.opinion.joint.numpy()
-
-    def together() -> NDArray[np.float64]:
-        told = np.where(fresh, answers.fused.argmax(axis=1), catalog.labels)
-        return coherence(sight, told, fresh, range(old, answers.fused.shape[1]))
-
-    counts = np.bincount(answers.fused.argmax(axis=1)[fresh], minlength=start.classes)
-    some = (counts >= SMALLEST) & np.concatenate([np.ones(old, bool), together() >= COHERENT])
-    keep = np.flatnonzero((np.arange(start.classes) < old) | some)
+    # Before answers lean: what they leave to known classes says nothing about the new ones.
+    told = np.where(fresh, answers.fused.argmax(axis=1), catalog.labels)
+    counts = np.bincount(told[fresh], minlength=start.classes)[old:]
+    together = coherence(standing.opinion.joint.numpy(), told, fresh, range(old, start.classes))
+    kept = (counts >= SMALLEST) & (together >= COHERENT)
+    keep = np.concatenate([np.arange(old), old + np.flatnonzero(kept)])
     if len(keep) < start.classes:
         fitted = prune(fitted, keep)
         _renumber(run, keep, start.classes)
-        answers = answer_all(fitted, settings, world)
+    if start.teacher is not None:
+        fitted.setup.model.lean_by(_lean(carried, len(keep)).to(world.device))
+    answers = answer_all(fitted, settings, world)
     ids = [new_ids[index - old] for index in keep.tolist() if index >= old]
     records = describe(carried, ids, numbered, answers.prototypes, answers.fused.argmax(axis=1), catalog)
     tokens = start.replay if start.replay is not None else np.empty((0, 1, 1), np.float16)
@@ -260,7 +257,7 @@ def train(
     part = torch.from_numpy(answers.feature) if answers.feature is not None else None
     cls = normalize(torch.from_numpy(answers.cls), dim=1)
     joint = joint_features(cls, normalize(part, dim=1) if part is not None else None)
-    return Trained(fitted, records, answers.fused, joint.numpy(), together())
+    return Trained(fitted, records, answers.fused, joint.numpy(), together[kept])
 
 
 def prune(fitted: Fitted, keep: NDArray[np.int64]) -> Fitted:
@@ -270,8 +267,6 @@ def prune(fitted: Fitted, keep: NDArray[np.int64]) -> Fitted:
     for head in (model.prototypes, model.part_prototypes):
         if head is not None:
             head.weight = Parameter(head.weight.detach()[rows])
-    if model.lean is not None:
-        model.lean_by(model.lean.detach()[rows])
     bank = fitted.bank.select(rows) if fitted.bank is not None else None
     return replace(fitted, bank=bank)
 
