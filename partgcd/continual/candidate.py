@@ -232,19 +232,20 @@ def train(
     carried, memory = standing.carried, standing.known.memory
     old, fresh = len(carried.ids), catalog.labels < 0
     answers = answer_all(fitted, settings, world)
-    # Before answers lean: what they leave to known classes says nothing about the new ones.
+    # Before answers lean: that known classes get the doubtful photos says nothing about the new ones.
     told = np.where(fresh, answers.fused.argmax(axis=1), catalog.labels)
-    counts = np.bincount(told[fresh], minlength=start.classes)[old:]
     together = coherence(standing.opinion.joint.numpy(), told, fresh, range(old, start.classes))
-    kept = (counts >= SMALLEST) & (together >= COHERENT)
-    keep = np.concatenate([np.arange(old), old + np.flatnonzero(kept)])
-    if len(keep) < start.classes:
+    if start.teacher is not None:
+        fitted.setup.model.lean_by(_lean(carried, start.classes).to(world.device))
+        answers = answer_all(fitted, settings, world)
+    counts = np.bincount(answers.fused.argmax(axis=1)[fresh], minlength=start.classes)
+    kept = (counts[old:] >= SMALLEST) & (together >= COHERENT)
+    if not kept.all():
+        keep = np.concatenate([np.arange(old), old + np.flatnonzero(kept)])
         fitted = prune(fitted, keep)
         _renumber(run, keep, start.classes)
-    if start.teacher is not None:
-        fitted.setup.model.lean_by(_lean(carried, len(keep)).to(world.device))
-    answers = answer_all(fitted, settings, world)
-    ids = [new_ids[index - old] for index in keep.tolist() if index >= old]
+        answers = answer_all(fitted, settings, world)
+    ids = [each for each, stays in zip(new_ids, kept.tolist(), strict=True) if stays]
     records = describe(carried, ids, numbered, answers.prototypes, answers.fused.argmax(axis=1), catalog)
     tokens = start.replay if start.replay is not None else np.empty((0, 1, 1), np.float16)
     write_replay(run, Replay(
@@ -267,6 +268,8 @@ def prune(fitted: Fitted, keep: NDArray[np.int64]) -> Fitted:
     for head in (model.prototypes, model.part_prototypes):
         if head is not None:
             head.weight = Parameter(head.weight.detach()[rows])
+    if model.lean is not None:
+        model.lean_by(model.lean.detach()[rows])
     bank = fitted.bank.select(rows) if fitted.bank is not None else None
     return replace(fitted, bank=bank)
 
