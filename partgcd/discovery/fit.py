@@ -21,7 +21,7 @@ from partgcd.data.catalog import Catalog
 from partgcd.data.views import pool_slots, random_crops
 from partgcd.discovery.epoch_line import class_sizes, epoch_line, unlabelled_loss
 from partgcd.discovery.predict import PartModel
-from partgcd.discovery.recluster import recluster, refit_due
+from partgcd.discovery.recluster import recluster, refit_due, settle
 from partgcd.discovery.refresh import (
     Assignment,
     assign,
@@ -164,7 +164,11 @@ def _refresh(
     features = compute_features(model, setup.evaluation, world.device, setup.autocast, tick, world)
     clusters: Tensor | None = None
     if refit_due(number - 1, settings):
-        clusters = recluster(setup, features, answers(bank) if last else None, settings, world, number)
+        clusters = (
+            settle(setup, features, *answers(bank), settings, world)
+            if last
+            else recluster(setup, features, settings, world, number)
+        )
         set_prototypes(model.prototypes.weight, features.cls, clusters, 0 if last else setup.old)
         momentum = optimiser.state.get(model.prototypes.weight, {}).get("momentum_buffer")
         if momentum is not None:

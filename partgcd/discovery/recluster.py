@@ -18,27 +18,11 @@ def refit_due(after: int, settings: Settings) -> bool:
     return after > 0 and any(after == max(1, round(s * epochs)) for s in settings.discovery.prototype_refits)
 
 
-def recluster(
-    setup: Setup,
-    features: Features,
-    last: tuple[Tensor, Tensor | None] | None,
-    settings: Settings,
-    world: World,
-    number: int,
-) -> Tensor:
-    """Clusters [N] that the prototypes are set to.
+def recluster(setup: Setup, features: Features, settings: Settings, world: World, number: int) -> Tensor:
+    """Clusters [N] that new classes' prototypes are set to during training, before epoch ``number``.
 
-    Args:
-        last: both heads' answers and the part features, for the clustering after the last epoch.
+    Of the class tokens alone, from nothing but the labels: what training moved is not to hold them.
     """
-    if last is not None:
-        # Whole and parts together, from what both heads say.
-        fused, part = last
-        joint = features.cls
-        if part is not None:
-            joint = torch.cat([joint, settings.parts.cluster_weight * part], dim=1)
-        temperature = settings.discovery.cluster_temperature
-        return settle_clusters(joint, setup.labels, fused, temperature, world=world, shares=_shares(setup))
     predicted = setup.model.prototypes(features.cls).argmax(dim=1)
     seed = (settings.seed * 1009 + number) % 2**31
     clusters = torch.zeros_like(predicted)
@@ -47,6 +31,22 @@ def recluster(
             features.cls, setup.labels, predicted, setup.old, setup.classes, seed, setup.expected
         )
     return world.broadcast(clusters)
+
+
+def settle(
+    setup: Setup, features: Features, fused: Tensor, part: Tensor | None, settings: Settings, world: World
+) -> Tensor:
+    """Clusters [N] that all prototypes are set to after the last epoch, of whole and parts together.
+
+    Args:
+        fused: [N, C] both heads' answers, which it starts from.
+        part: [N, D] part-enhanced features of unit norm; None without parts.
+    """
+    joint = features.cls
+    if part is not None:
+        joint = torch.cat([joint, settings.parts.cluster_weight * part], dim=1)
+    temperature = settings.discovery.cluster_temperature
+    return settle_clusters(joint, setup.labels, fused, temperature, world=world, shares=_shares(setup))
 
 
 def _shares(setup: Setup) -> Tensor | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from partgcd.config.tree import Settings
-from partgcd.discovery.recluster import recluster
+from partgcd.discovery.recluster import recluster, settle
 from partgcd.discovery.refresh import Features
 from partgcd.discovery.strangers import Expected
 
@@ -53,7 +53,7 @@ def test_during_training_look_alikes_are_told_by_number_whatever_the_prototypes_
     rows, labels = look_alikes()
     setup = setup_of(labels, 3, Expected(np.array([30, 30]), 20))
     assert (setup.model.prototypes(rows).argmax(dim=1)[60:] == 0).all()
-    found = recluster(setup, Features(rows, rows), None, settings_of(), Alone(), 2)  # type: ignore[arg-type]
+    found = recluster(setup, Features(rows, rows), settings_of(), Alone(), 2)  # type: ignore[arg-type]
     assert (found[:20] == 0).all() and (found[20:40] == 1).all(), "labels hold"
     assert int((found[60:] == 2).sum()) >= 18 and int((found[40:60] == 2).sum()) <= 2
 
@@ -68,6 +68,5 @@ def test_the_last_clustering_goes_on_from_the_heads_answers(settings_of: Setting
     if new == 3:
         heads[64:] = torch.tensor([0.01, 0.01, 0.98])
     setup = setup_of(labels, new, Expected(np.array([30, 30]), 20 if new == 3 else 0))
-    last = (heads, rows)
-    found = recluster(setup, Features(rows, rows), last, settings_of(), Alone(), 7)  # type: ignore[arg-type]
+    found = settle(setup, Features(rows, rows), heads, rows, settings_of(), Alone())  # type: ignore[arg-type]
     assert found.tolist() == [0] * 20 + [1] * 20 + [0] * 10 + [1] * 10 + [2 if new == 3 else 0] * 20
