@@ -235,11 +235,12 @@ def train(
     # Before answers lean: that known classes get the doubtful photos says nothing about the new ones.
     told = np.where(fresh, answers.fused.argmax(axis=1), catalog.labels)
     together = coherence(standing.opinion.joint.numpy(), told, fresh, range(old, start.classes))
-    if start.teacher is not None:
+    kept = np.ones(len(together), dtype=bool)
+    if start.teacher is not None:  # plain fine-tuning, which it is compared with, has neither
+        kept = together >= COHERENT
         fitted.setup.model.lean_by(_lean(carried, start.classes).to(world.device))
         answers = answer_all(fitted, settings, world)
-    counts = np.bincount(answers.fused.argmax(axis=1)[fresh], minlength=start.classes)
-    kept = (counts[old:] >= SMALLEST) & (together >= COHERENT)
+    kept &= np.bincount(answers.fused.argmax(axis=1)[fresh], minlength=start.classes)[old:] >= SMALLEST
     if not kept.all():
         keep = np.concatenate([np.arange(old), old + np.flatnonzero(kept)])
         fitted = prune(fitted, keep)
