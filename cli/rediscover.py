@@ -53,7 +53,9 @@ def rediscover(
     min_coherence: Annotated[
         float,
         typer.Option(
-            help="Share of what lay nearest to a new class's photos that must be in it.", min=0, max=1
+            help="Share of the images nearest to a new class's photos, to the champion, that must be in it.",
+            min=0,
+            max=1,
         ),
     ] = 0.4,
     seed: Annotated[int, typer.Option(help="Seed of every random choice.", min=0)] = 0,

@@ -102,7 +102,7 @@ def judge(found: Measured, margins: Margins) -> list[Check]:
         name = found.names[found.old + index]
         checks.append(
             Check(NEW_CLASS, value, margins.coherence, value >= margins.coherence,
-                  f"{100 * value:.0f}% of what lay nearest to the photos of '{name}' before is in it too")
+                  f"to the champion, {100 * value:.0f}% of the images nearest to those of '{name}' are in it too")
         )  # fmt: skip
     return checks
 

@@ -152,7 +152,7 @@ def test_what_fails_the_gate_is_kept_as_candidate_and_people_decide(
     strict = Margins(coherence=1.01)
     outcome = look(photos("new", {0: 6, 4: 10}), margins=strict, promote="gate")
     if outcome.new_classes:
-        assert outcome.code == 3 and "not promoted" in outcome.told and "lay nearest" in outcome.told
+        assert outcome.code == 3 and "not promoted" in outcome.told and "are in it too" in outcome.told
     assert registry.aliases()["champion"] == (1 if outcome.code else 2)
     assert registry.verify() == []
 

@@ -45,7 +45,7 @@ def test_the_page_tells_what_changed_and_shows_it(changes: dict[str, Any]) -> No
         "from version 3",
         "20% moved",
         "c-9",
-        "80% of what lay nearest to them before is in it too.",
+        "to the version before, 80% of the images nearest to them are in the class too.",
         "c-7",
         "birch",
         "2 were sought",
@@ -72,7 +72,7 @@ def test_a_class_that_is_not_found_again_is_marked(changes: dict[str, Any]) -> N
     assert mark not in render_changes(changes, None).decode()
     changes["appeared"][0] |= {"coherence": 0.004, "steady": False}
     page = render_changes(changes, None).decode()
-    assert "0% of what lay nearest to them before is in it too" in page and mark in page
+    assert "0% of the images nearest to them are in the class too" in page and mark in page
 
 
 def test_a_class_that_may_hide_another_is_marked(changes: dict[str, Any]) -> None:
