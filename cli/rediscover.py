@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from partgcd.continual.schedule import Plan
 
 _INTERRUPTED = 130
+_MANY = 1_000_000
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -70,7 +71,9 @@ def rediscover(
         str | None, typer.Option(help="Repeat when five cron fields say, as '0 3 * * *'.")
     ] = None,
     timezone: Annotated[str, typer.Option(help="Time zone of --cron.")] = "UTC",
-    min_new: Annotated[int, typer.Option(help="Photos that must have come for a run.", min=0)] = 1,
+    min_new: Annotated[
+        int, typer.Option(help="Photos that must have come for a run, newly labelled ones too.", min=0)
+    ] = 1,
     on_drift: Annotated[
         float | None, typer.Option(help="Share of novel answers that starts a run out of turn.")
     ] = None,
@@ -105,7 +108,7 @@ def rediscover(
             seconds_of(every, "--every") if every is not None else None, cron, timezone, min_new, on_drift,
             jitter=seconds_of(jitter, "--jitter"),
         )  # fmt: skip
-        _schedule(registry, new, plan, metrics_url, address)
+        _schedule(registry, lambda: _come(registry, new, labelled, teach), plan, metrics_url, address)
         return
     if address is not None:
         from partgcd.training.jobs import submit_job
@@ -113,7 +116,8 @@ def rediscover(
         job = submit_job(address, ["partgcd", *_bare(sys.argv[1:])])
         typer.echo(f"submitted {job}; follow it with: partgcd runs logs {job} --address {address}")
         return
-    if min_new > 1 and _too_few(registry, new, min_new):
+    if min_new > 1 and (came := _come(registry, new, labelled, teach)) < min_new:
+        typer.echo(f"{came} of {min_new} new photos: not yet")
         return
     from partgcd.cli.progress import Progress, describe_failure
     from partgcd.continual.gate import Margins
@@ -166,14 +170,20 @@ def seconds_of(text: str, option: str) -> float:
     return float(matched[1]) * _UNITS[matched[2]]
 
 
-def _too_few(registry: Path, new: Path, wanted: int) -> bool:
+def _come(registry: Path, new: Path, labelled: Path | None, teach: bool) -> int:
+    """Images that have come since the last look, those that a person labelled among them."""
+    from partgcd.config.errors import UserError
     from partgcd.continual.attempts import new_since
+    from partgcd.continual.classes import ids_by_word
     from partgcd.continual.registry import Registry
+    from partgcd.continual.told import read_said
 
-    found = new_since(Registry(registry), new)
-    if found < wanted:
-        typer.echo(f"{found} of {wanted} new photos: not yet")
-    return found < wanted
+    there = Registry(registry)
+    try:
+        said = read_said(labelled, None, teach, ids_by_word(there))
+    except UserError:
+        return _MANY  # the run says what is wrong with them
+    return new_since(there, new, said)
 
 
 def run_as_job(address: str, command: list[str], wait: Callable[[float], bool], poll: float = 5.0) -> int:
@@ -196,10 +206,11 @@ def run_as_job(address: str, command: list[str], wait: Callable[[float], bool], 
             return _INTERRUPTED
 
 
-def _schedule(registry: Path, new: Path, plan: Plan, metrics_url: str | None, address: str | None) -> None:
+def _schedule(
+    registry: Path, come: Callable[[], int], plan: Plan, metrics_url: str | None, address: str | None
+) -> None:
     """Run this very command without its schedule whenever it is due, each time in a process of its own."""
     from partgcd.config.errors import UserError
-    from partgcd.continual.attempts import new_since
     from partgcd.continual.counters import check_url, read_counters
     from partgcd.continual.registry import Registry
     from partgcd.continual.schedule import check_plan
@@ -222,7 +233,7 @@ def _schedule(registry: Path, new: Path, plan: Plan, metrics_url: str | None, ad
         typer.echo(text, err=True)
 
     follow(
-        there.path, plan, run, lambda: new_since(there, new),
+        there.path, plan, run, come,
         lambda: read_counters(metrics_url) if metrics_url is not None else None, say, wait=stopper.wait,
     )  # fmt: skip
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from partgcd.continual.intake import Arrivals, look_through
 from partgcd.continual.registry import Registry, Version
+from partgcd.continual.told import Said
 from partgcd.export.bundle import EXEMPLARS, open_bundle, read_tensors
 from partgcd.run.files import read_json, write_json
 
@@ -31,36 +33,32 @@ def read_attempts(registry: Registry) -> dict[str, dict[str, Any]]:
     return found
 
 
-def remember(
-    registry: Registry,
-    attempt: str,
-    code: int,
-    told: str,
-    version: int | None,
-    champion: str,
-    photos: int,
-    said: str = "",
-) -> None:
+def remember(registry: Registry, attempt: str, outcome: Mapping[str, Any]) -> None:
     """Keep what came of an attempt.
 
     Args:
-        champion: id of the bundle that looked at the ``photos`` new photos.
-        said: digest of what a person said beside them.
+        outcome: ``code``, ``told`` and ``version``; ``champion``, the id of the bundle that looked at ``photos`` new
+            photos; ``said``, the digest of what a person said beside them, of ``labelled`` images.
     """
     kept = read_attempts(registry)
     kept.pop(attempt, None)
-    time = datetime.now(UTC).isoformat(timespec="seconds")
-    kept[attempt] = {
-        "time": time, "code": code, "told": told, "version": version, "champion": champion, "photos": photos,
-        "said": said,
-    }  # fmt: skip
+    kept[attempt] = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **outcome}
     write_json(registry.path / ATTEMPTS, dict(list(kept.items())[-_KEPT:]))
 
 
-def new_since(registry: Registry, folder: Path) -> int:
-    """How many photos of ``folder`` neither the champion nor the last look has seen; what a schedule counts."""
+def new_since(registry: Registry, folder: Path, said: Said | None = None) -> int:
+    """How many images have come that were not looked at, which is what a schedule counts.
+
+    Photos of ``folder`` that neither the champion nor the last look has seen, and labelled ones beyond those of the
+    last look, if it did not hear the same.
+    """
     bundle = open_bundle(registry.resolve("champion"))
     found = read_tensors(bundle, EXEMPLARS)
     arrivals = look_through(folder, found.get("seen", found["keys"]))
-    looked = [one for one in read_attempts(registry).values() if one["champion"] == bundle.id]
-    return max(len(arrivals.keys) - (int(looked[-1]["photos"]) if looked else 0), 0)
+    attempts = list(read_attempts(registry).values())
+    looked = [one for one in attempts if one["champion"] == bundle.id]
+    photos = max(len(arrivals.keys) - (int(looked[-1]["photos"]) if looked else 0), 0)
+    if said is None or not said.images or any(one.get("said") == said.digest() for one in attempts):
+        return photos
+    heard = int(attempts[-1].get("labelled", 0)) if attempts else 0
+    return photos + max(said.images - heard, 1)

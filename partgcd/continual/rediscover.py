@@ -152,16 +152,10 @@ def rediscover(
             return Outcome(int(before["code"]), f"nothing new since {before['time']}: {before['told']}")
         outcome = _attempt(request, registry, champion, arrivals, said, attempt, progress, render)
         outcome = replace(outcome, told=outcome.told + said.left_out())
-        remember(
-            registry,
-            attempt,
-            outcome.code,
-            outcome.told,
-            outcome.version,
-            bundle.id,
-            len(arrivals.keys),
-            words,
-        )
+        remember(registry, attempt, {
+            "code": outcome.code, "told": outcome.told, "version": outcome.version, "champion": bundle.id,
+            "photos": len(arrivals.keys), "said": words, "labelled": said.images,
+        })  # fmt: skip
         shutil.rmtree(registry.work, ignore_errors=True)
         return outcome
 

@@ -36,6 +36,13 @@ def test_nothing_new_is_done_at_once(partgcd: Partgcd, tmp_path: Path) -> None:
     Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / "new" / "one.png")
     answer = partgcd(*LOOK, "--min-new", "5")
     assert answer.code == 0 and answer.out == "1 of 5 new photos: not yet\n"
+    for number in range(2):
+        (tmp_path / "told" / "c-1").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((40, 40, 3), 50 * number, np.uint8)).save(tmp_path / f"told/c-1/{number}.png")
+    answer = partgcd(*LOOK, "--min-new", "5", "--labelled", "told")
+    assert answer.code == 0 and answer.out == "3 of 5 new photos: not yet\n"
+    answer = partgcd(*LOOK, "--min-new", "5", "--labelled", "nowhere")
+    assert answer.code == 2 and "nowhere" in answer.error
 
 
 def test_the_command_leaves_to_the_library_how_long_to_train() -> None:

@@ -18,6 +18,7 @@ from partgcd.continual.classes import ids_by_word, list_classes, merge, rename, 
 from partgcd.continual.gate import Margins
 from partgcd.continual.rediscover import Outcome, Request, rediscover
 from partgcd.continual.registry import Registry
+from partgcd.continual.told import Said, read_said
 from partgcd.export.bundle import WEIGHTS, open_bundle, read_tensors
 from partgcd.report.changes import render_changes
 from partgcd.run.folder import RunFolder
@@ -61,7 +62,7 @@ def test_new_photos_become_the_next_version_and_ids_stay(
     assert found[0].version == version.record["bundle"]
     # Answers lean to the two classes that people labelled, away from what was discovered then and now.
     lean = read_tensors(open_bundle(version.bundle), WEIGHTS)["lean"]
-    assert lean.tolist() == [0.0, 0.0] + [-LEAN] * (len(version.class_ids) - 2)
+    assert lean.tolist() == pytest.approx([0.0, 0.0] + [-LEAN] * (len(version.class_ids) - 2))
 
 
 def test_plain_fine_tuning_neither_holds_on_nor_leans(
@@ -144,6 +145,24 @@ def test_a_schedule_counts_what_came_since_the_last_look(
     assert new_since(registry, folder) == 0
     photos("inbox", {1: 1}, 900)
     assert new_since(registry, folder) == 1
+
+
+def test_a_schedule_counts_what_people_labelled_until_a_look_has_heard_it(
+    registry: Registry, look: Callable[..., Outcome], photos: Photos, tmp_path: Path
+) -> None:
+    folder = photos("inbox", {0: 2})
+
+    def said() -> Said:
+        return read_said(tmp_path / "told", None, True, ids_by_word(registry))
+
+    photos("told/oak", {4: 5})
+    assert new_since(registry, folder, said()) == 2 + 5
+    assert look(folder, classes=None, labelled=tmp_path / "told", teach=True, promote="never").version == 2
+    assert new_since(registry, folder, said()) == 0
+    photos("told/oak", {4: 2}, 900)
+    assert new_since(registry, folder, said()) == 2
+    (tmp_path / "told/oak/4-500.png").unlink()
+    assert new_since(registry, folder, said()) == 1, "another word is one, however few images it is of"
 
 
 def test_what_fails_the_gate_is_kept_as_candidate_and_people_decide(
