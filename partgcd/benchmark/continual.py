@@ -253,7 +253,7 @@ def _labelled_ids(at: _Stage) -> dict[str, str]:
 
 
 def _answers(at: _Stage, bundle: Path) -> list[str]:
-    known = recall(open_bundle(bundle))
+    known = recall(open_bundle(bundle)).served()
     ids = [entry.id for entry in known.bundle.manifest.classes]
     return _ask(at, known.model, known.parts, known.settings, ids)
 

@@ -166,7 +166,12 @@ def new_alone(
     return (
         alone,
         settings.model_copy(update={"discovery": discovery}),
-        replace(standing, opinion=standing.opinion.rows(picked), labels=alone.labels),
+        replace(
+            standing,
+            opinion=standing.opinion.rows(picked),
+            spoken=standing.spoken.rows(picked),
+            labels=alone.labels,
+        ),
         replace(growth, clusters=growth.clusters[rows]),
     )
 

@@ -50,6 +50,7 @@ class Standing:
     Attributes:
         exemplars: its opinion of its memory.
         opinion: its opinion of the N images at hand, new photos and remembered ones.
+        spoken: what its bundle answers of them, which may lean.
         labels: [N] class index of remembered images, -1 for new photos.
     """
 
@@ -58,6 +59,7 @@ class Standing:
     carried: Carried
     exemplars: Opinion
     opinion: Opinion
+    spoken: Opinion
     labels: NDArray[np.int64]
 
 
@@ -94,7 +96,6 @@ def start_tensors(
             taught or new.
     """
     tensors = {name: value.clone() for name, value in known.model.trainable_state().items()}
-    tensors.pop("lean", None)  # of answers, not of what is trained
     for name, own in (("prototypes.weight", exemplars.cls), ("part_prototypes.weight", exemplars.part)):
         if name not in tensors or own is None:
             continue

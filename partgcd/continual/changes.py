@@ -50,7 +50,7 @@ def measure(
     """
     known, overlay, carried = standing.known, standing.overlay, standing.carried
     old, total = len(carried.ids), len(trained.records)
-    asked = known.on(world.device)
+    asked = known.on(world.device).served()
     tokens = [torch.from_numpy(parted.scored.tokens).float()]
     truth = parted.scored_classes
     if beside is not None:
@@ -74,8 +74,8 @@ def measure(
     seen = trained.fused[fresh]
     return Measured(
         (answers[0], answers[1], truth),
-        (_columns(overlay, carried, standing.opinion, total)[fresh], seen),
-        standing.opinion.novelty.numpy()[fresh] > known.bundle.manifest.novelty.threshold,
+        (_columns(overlay, carried, standing.spoken, total)[fresh], seen),
+        standing.spoken.novelty.numpy()[fresh] > known.bundle.manifest.novelty.threshold,
         familiar >= _NEAR,
         trained.coherence.tolist(),
         [record.name for record in trained.records],

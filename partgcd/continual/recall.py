@@ -59,7 +59,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Known:
-    """What a champion knows, ready to be asked and to be trained on. On the CPU where `recall` gives it."""
+    """What a champion knows, ready to be asked and to be trained on. On the CPU where `recall` gives it.
+
+    Attributes:
+        model: as it was trained: it does not lean, as training goes on from what it found and not from what it is
+            made to say.
+        lean: [C] of its answers; None for none.
+    """
 
     bundle: Bundle
     settings: Settings
@@ -67,6 +73,15 @@ class Known:
     parts: PartModel | None
     scale: RatioScale | None
     memory: Memory
+    lean: Tensor | None = None
+
+    def served(self) -> Known:
+        """The same as its bundle answers."""
+        if self.lean is None:
+            return self
+        model = copy.deepcopy(self.model)
+        model.lean_by(self.lean.to(model.prototypes.weight.device))
+        return replace(self, model=model)
 
     def on(self, device: torch.device) -> Known:
         """The same to be asked on ``device``; what a training starts with stays where it is."""
@@ -133,13 +148,14 @@ def recall(bundle: Bundle, weights: Path | None = None) -> Known:
         scale = RatioScale(tensors.pop("novelty.mean"), tensors.pop("novelty.std"))
     about = {"name": manifest.backbone.name, "weights": manifest.backbone.weights}
     model, parts = rebuild(settings, about, tensors)
+    lean, model.lean = model.lean, None
     found = read_tensors(bundle, EXEMPLARS)
     keys = found["keys"].astype(np.uint64)
     memory = Memory(
         keys, found["classes"].astype(np.int64), found["labelled"].astype(bool), found["tokens"],
         found.get("held", np.zeros(len(keys))).astype(bool), found.get("seen", keys).astype(np.uint64),
     )  # fmt: skip
-    return Known(bundle, settings, model, parts, scale, memory)
+    return Known(bundle, settings, model, parts, scale, memory, lean.detach() if lean is not None else None)
 
 
 @torch.no_grad()

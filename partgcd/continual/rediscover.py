@@ -40,7 +40,7 @@ from partgcd.continual.growth import SMALLEST, Growth, count_new
 from partgcd.continual.identity import fold, read_log
 from partgcd.continual.intake import Arrivals, empty_pictures, look_through
 from partgcd.continual.overlay import overlay_of
-from partgcd.continual.recall import REPLAYED, ask, recall
+from partgcd.continual.recall import REPLAYED, Known, Opinion, ask, recall
 from partgcd.continual.registry import Registry, Version
 from partgcd.continual.schedule import KEPT
 from partgcd.continual.told import Said, correct, held_out, read_said, teach, unheard
@@ -208,18 +208,23 @@ def _attempt(
         catalog.save(run.path)
         replay = _replayed(catalog, parted.replayed.keys, parted.replayed.tokens)
         base = ground(settings, catalog, world, replay if len(replay) else None)
-        opinion = ask(
-            asked.model, asked.parts, asked.scale, settings,
-            lambda rows: base.evaluation.read(rows, world.device), np.arange(len(catalog)), base.autocast,
-            stopping_ticker(world, "champion's opinion"),
-        )  # fmt: skip
-        standing = Standing(known, overlay, carried, exemplars, opinion, catalog.labels)
+
+        def opinion_of(champion: Known) -> Opinion:
+            return ask(
+                champion.model, champion.parts, champion.scale, settings,
+                lambda rows: base.evaluation.read(rows, world.device), np.arange(len(catalog)), base.autocast,
+                stopping_ticker(world, "champion's opinion"),
+            )  # fmt: skip
+
+        opinion = opinion_of(asked)
+        spoken = opinion if asked.lean is None else opinion_of(asked.served())
+        standing = Standing(known, overlay, carried, exemplars, opinion, spoken, catalog.labels)
         new = catalog.labels < 0
         growth, familiar = count_new(
             standing, first_sizes(registry), _MOST_NEW, settings.seed, request.classes
         )
-        unfamiliar = int((opinion.novelty.numpy()[new] > bundle.manifest.novelty.threshold).sum())
-        answers = overlay(opinion.fused.numpy(), opinion.cls.numpy()).argmax(axis=1)
+        unfamiliar = int((spoken.novelty.numpy()[new] > bundle.manifest.novelty.threshold).sum())
+        answers = overlay(spoken.fused.numpy(), spoken.cls.numpy()).argmax(axis=1)
         corrected = unheard(catalog, answers, known, carried) if said.speaks else 0
         if growth.classes == 0 and not said.lessons and not corrected:
             return Outcome(0, _familiar(growth, int(new.sum()), unfamiliar), None, 0)

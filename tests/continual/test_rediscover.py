@@ -17,6 +17,7 @@ from partgcd.continual.champion import load_predictor
 from partgcd.continual.classes import ids_by_word, list_classes, merge, rename, split
 from partgcd.continual.gate import Margins
 from partgcd.continual.rediscover import Outcome, Request, rediscover
+from partgcd.continual.recall import recall
 from partgcd.continual.registry import Registry
 from partgcd.continual.told import Said, read_said
 from partgcd.export.bundle import WEIGHTS, open_bundle, read_tensors
@@ -63,6 +64,9 @@ def test_new_photos_become_the_next_version_and_ids_stay(
     # Answers lean to the two classes that people labelled, away from what was discovered then and now.
     lean = read_tensors(open_bundle(version.bundle), WEIGHTS)["lean"]
     assert lean.tolist() == pytest.approx([0.0, 0.0] + [-LEAN] * (len(version.class_ids) - 2))
+    known = recall(open_bundle(version.bundle))
+    assert known.model.lean is None, "what training goes on from does not"
+    assert known.served().model.lean.tolist() == lean.tolist()
 
 
 def test_plain_fine_tuning_neither_holds_on_nor_leans(
