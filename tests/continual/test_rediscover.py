@@ -16,8 +16,8 @@ from partgcd.continual.candidate import LEAN
 from partgcd.continual.champion import load_predictor
 from partgcd.continual.classes import ids_by_word, list_classes, merge, rename, split
 from partgcd.continual.gate import Margins
-from partgcd.continual.rediscover import Outcome, Request, rediscover
 from partgcd.continual.recall import recall
+from partgcd.continual.rediscover import Outcome, Request, rediscover
 from partgcd.continual.registry import Registry
 from partgcd.continual.told import Said, read_said
 from partgcd.export.bundle import WEIGHTS, open_bundle, read_tensors
