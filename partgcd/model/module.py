@@ -39,6 +39,8 @@ _MANY_PATCHES = 100
 class DiscoveryModel(nn.Module):
     """Trainable block and heads; global and part branch share prototypes and projector (Eq. 14, Alg. 1)."""
 
+    lean: nn.Parameter | None
+
     def __init__(self, backbone: Backbone, classes: int, parts: int | None, settings: Settings) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(settings.seed)
