@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from partgcd.continual.schedule import Plan
 
 _INTERRUPTED = 130
-_MANY = 1_000_000
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -108,7 +107,14 @@ def rediscover(
             seconds_of(every, "--every") if every is not None else None, cron, timezone, min_new, on_drift,
             jitter=seconds_of(jitter, "--jitter"),
         )  # fmt: skip
-        _schedule(registry, lambda: _come(registry, new, labelled, teach), plan, metrics_url, address)
+
+        def come() -> int:
+            try:
+                return _come(registry, new, labelled, teach)
+            except UserError:  # of what is labelled: a run that photos make due says what is wrong with it
+                return _come(registry, new, None, False)
+
+        _schedule(registry, come, plan, metrics_url, address)
         return
     if address is not None:
         from partgcd.training.jobs import submit_job
@@ -172,18 +178,13 @@ def seconds_of(text: str, option: str) -> float:
 
 def _come(registry: Path, new: Path, labelled: Path | None, teach: bool) -> int:
     """Images that have come since the last look, those that a person labelled among them."""
-    from partgcd.config.errors import UserError
     from partgcd.continual.attempts import new_since
     from partgcd.continual.classes import ids_by_word
     from partgcd.continual.registry import Registry
     from partgcd.continual.told import read_said
 
     there = Registry(registry)
-    try:
-        said = read_said(labelled, None, teach, ids_by_word(there))
-    except UserError:
-        return _MANY  # the run says what is wrong with them
-    return new_since(there, new, said)
+    return new_since(there, new, read_said(labelled, None, teach, ids_by_word(there)))
 
 
 def run_as_job(address: str, command: list[str], wait: Callable[[float], bool], poll: float = 5.0) -> int:

@@ -21,7 +21,8 @@ def refit_due(after: int, settings: Settings) -> bool:
 def recluster(setup: Setup, features: Features, settings: Settings, world: World, number: int) -> Tensor:
     """Clusters [N] that new classes' prototypes are set to during training, before epoch ``number``.
 
-    Of the class tokens alone, from nothing but the labels: what training moved is not to hold them.
+    Of the class tokens alone, begun anew from the labels and the numbers expected: not from where training has moved
+    the prototypes, which keeps them only their indices.
     """
     predicted = setup.model.prototypes(features.cls).argmax(dim=1)
     seed = (settings.seed * 1009 + number) % 2**31

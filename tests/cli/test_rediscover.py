@@ -155,6 +155,19 @@ def test_the_schedule_says_in_a_file_what_it_does(
     )
 
 
+def test_a_folder_of_corrections_that_is_gone_does_not_end_a_schedule(
+    partgcd: Partgcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from partgcd.continual import timer
+
+    ran: list[list[str]] = []
+    monkeypatch.setattr(timer.Stopper, "listen", lambda self: None)
+    monkeypatch.setattr(timer.Stopper, "run", lambda self, command: ran.append(list(command)) or 2)
+    monkeypatch.setattr(timer.Stopper, "wait", lambda self, seconds: bool(ran))
+    answer = partgcd(*LOOK, "--every", "6h", "--min-new", "0", "--labelled", "nowhere")
+    assert answer.code == 0 and "running: due, 0 new photos" in answer.err and "ended with 2" in answer.err
+
+
 def wait_for_runs(status: Path, process: subprocess.Popen[bytes], runs: int) -> dict[str, Any]:
     """schedule.json once it tells of ``runs`` runs that ended."""
     deadline = time.monotonic() + 300
