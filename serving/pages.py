@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from fastapi import APIRouter, Request
+from markupsafe import Markup, escape
 from starlette.responses import Response
 
 from partgcd.serving.problems import Problem
@@ -65,9 +67,16 @@ def _responses(about: dict[str, Any], document: dict[str, Any]) -> list[tuple[st
 
 @cache
 def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
+    found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    found.filters["code"] = _code
+    return found
+
+
+def _code(text: str) -> Markup:
+    """What stands between backticks as code, the rest as it is."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _html(template: str, **values: object) -> Response:

@@ -33,6 +33,7 @@ def test_the_documentation_names_every_call(client: TestClient) -> None:
         for method in methods:
             assert f"{method.upper()} {path}" in text
     assert "top_k" in text and "marsh beetle" in text
+    assert "a field <code>image</code> for each" in text and "`" not in text
 
 
 def test_names_become_text_and_never_html(client_of: ClientOf, bundle_of: Callable[..., Path], tmp_path: Path,
