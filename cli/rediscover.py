@@ -53,7 +53,7 @@ def rediscover(
     min_coherence: Annotated[
         float,
         typer.Option(
-            help="Share of the images nearest to a new class's photos, to the champion, that must be in it.",
+            help="Of the images that the champion finds nearest to a new class's photos, the share that must be in it.",
             min=0,
             max=1,
         ),
