@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from partgcd.benchmark.arrivals import Life, Shares, deal
 from partgcd.benchmark.life_plan import LifeJob, LifePlan
-from partgcd.benchmark.life_score import changed_meaning, score, unknown_classes
+from partgcd.benchmark.life_score import changed_meaning, moved_away, score, unknown_classes
 from partgcd.benchmark.quality import measured_settings
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
@@ -152,12 +152,15 @@ def _run(at: _Stage, method: str, stage: int, results: Path) -> dict[str, Any]:
         ids = [str(entry["id"]) for entry in source.classes]
         answered = _ask(at, source.model, source.parts, source.settings, ids)
     found = score(answered, [at.life.truth[path] for path in at.life.test], known, at.life.introduced, stage)
-    before = at.job.file(results, method, stage - 1)
-    if stage > 0 and before.exists() and method != "scratch":
-        earlier = read_json(before)["accuracy"]
-        extra["changed_meaning"] = changed_meaning(earlier, found)
+    before = [at.job.file(results, method, each) for each in range(stage)]
+    if stage > 0 and before[-1].exists() and method != "scratch":
+        earlier = [read_json(file)["accuracy"] for file in before if file.exists()]
+        extra |= {
+            "changed_meaning": changed_meaning(earlier, found),
+            "moved_away": moved_away(earlier, found),
+        }
         came = [at.life.truth[path] for path in at.life.stages[stage]]
-        extra["unknown_classes"] = len(unknown_classes(earlier["majority"], came))
+        extra["unknown_classes"] = len(unknown_classes(earlier[-1]["majority"], came))
     first = at.job.file(results, method, 0)
     if stage > 0 and first.exists():
         extra["forgetting"] = round(float(read_json(first)["accuracy"]["old"]) - float(found["old"]), 4)

@@ -47,27 +47,61 @@ def score(
             name for other, name in zip(ids, true, strict=True) if other == one
         ).most_common(1)[0]
         majority[one] = {"class": most, "images": count, "of": ids.count(one)}
+    homes = {}
+    for name in sorted(set(true)):
+        most, count = Counter(one for one, other in zip(ids, true, strict=True) if other == name).most_common(
+            1
+        )[0]
+        homes[name] = {"id": most, "images": count, "of": true.count(name)}
     return {
         "all": of(came >= 0), "old": of(came == 0), "new": of(came > 0),
         "earlier": of((came > 0) & (came < stage)), "now": of((came == stage) & (came > 0)),
-        "images": len(true), "majority": majority,
+        "images": len(true), "majority": majority, "homes": homes,
     }  # fmt: skip
 
 
-def changed_meaning(before: dict[str, Any], after: dict[str, Any], least: int = 3) -> list[str]:
-    """Ids whose majority class differs between two stages, where both had a clear one.
+def first_meanings(earlier: list[dict[str, Any]], least: int = 3) -> dict[str, str]:
+    """The class that each id clearly stood for first: more than half of at least ``least`` images were of it.
 
-    Clear is more than half of at least ``least`` images.
+    Args:
+        earlier: `score` of the stages, oldest first.
     """
+    first: dict[str, str] = {}
+    for each in earlier:
+        first = _clear(each["majority"], least) | first
+    return first
 
-    def clear(majority: dict[str, Any]) -> dict[str, str]:
-        return {
-            name: str(one["class"]) for name, one in majority.items()
-            if one["of"] >= least and one["images"] > one["of"] / 2
-        }  # fmt: skip
 
-    first, second = clear(before["majority"]), clear(after["majority"])
-    return sorted(name for name in first if name in second and first[name] != second[name])
+def _clear(majority: dict[str, Any], least: int) -> dict[str, str]:
+    return {
+        name: str(one["class"]) for name, one in majority.items()
+        if one["of"] >= least and one["images"] > one["of"] / 2
+    }  # fmt: skip
+
+
+def changed_meaning(earlier: list[dict[str, Any]], now: dict[str, Any], least: int = 3) -> list[str]:
+    """Ids whose class, by majority, is clearly another than the first that they clearly stood for.
+
+    The stage before alone would not do: an id that is half of one class at one stage could go over to the other at the
+    next. An id that takes in many images of a look-alike is one of them even if it keeps all of its own: see
+    `moved_away`.
+
+    Args:
+        earlier: `score` of the stages before, oldest first; now: of this one.
+    """
+    first = first_meanings(earlier, least)
+    return sorted(
+        name for name, kind in _clear(now["majority"], least).items() if first.get(name, kind) != kind
+    )
+
+
+def moved_away(earlier: list[dict[str, Any]], now: dict[str, Any], least: int = 3) -> list[str]:
+    """Ids that no longer get most of the images of the class that they clearly stood for first. Arguments as above."""
+    homes = now["homes"]
+    return sorted(
+        name for name, kind in first_meanings(earlier, least).items()
+        if kind in homes and homes[kind]["id"] != name
+    )  # fmt: skip
 
 
 def unknown_classes(majority: dict[str, Any], came: list[str], least: int = SMALLEST) -> list[str]:

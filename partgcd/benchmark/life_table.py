@@ -12,7 +12,7 @@ from scipy.stats import t as student
 from partgcd.benchmark.table import spread
 
 COLUMNS = ["set", "stage", "method", "seeds", "All", "Old", "New", "earlier", "forgetting", "new classes",
-           "seconds", "CPU seconds"]  # fmt: skip
+           "ids changed", "seconds", "CPU seconds"]  # fmt: skip
 
 
 def rows(results: Iterable[dict[str, Any]], methods: list[str]) -> list[dict[str, str]]:
@@ -20,7 +20,9 @@ def rows(results: Iterable[dict[str, Any]], methods: list[str]) -> list[dict[str
 
     Forgetting is the loss of Old since the first stage in points, the mean over seeds with its 95% interval
     (Student's t, paired by seed); "new classes" are those found, of those that came first with the arrival, and in
-    brackets how many classes of the arrival's photos no id stood for, those that were missed before among them.
+    brackets how many classes of the arrival's photos no id stood for, those that were missed before among them. "ids
+    changed" are those that most of all images answered by them make another class than they first stood for, and in
+    brackets those whose first class has most of its images answered by another id.
     """
     groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
     for result in results:
@@ -38,6 +40,7 @@ def _row(key: tuple[str, int, str], runs: list[dict[str, Any]]) -> dict[str, str
     row["forgetting"] = interval([100 * run["forgetting"] for run in runs if "forgetting" in run])
     found = [run for run in runs if run.get("new_classes") is not None]
     row["new classes"] = " ".join(_counted(run) for run in found)
+    row["ids changed"] = " ".join(_changed(run) for run in runs if "changed_meaning" in run)
     for column, name in (("seconds", "seconds"), ("CPU seconds", "cpu_seconds")):
         spent = [run[name] for run in runs if name in run]
         row[column] = f"{statistics.mean(spent):.0f}" if spent else ""
@@ -47,6 +50,11 @@ def _row(key: tuple[str, int, str], runs: list[dict[str, Any]]) -> dict[str, str
 def _counted(run: dict[str, Any]) -> str:
     unknown = f" ({run['unknown_classes']})" if "unknown_classes" in run else ""
     return f"{run['new_classes']}/{run['true_new']}{unknown}"
+
+
+def _changed(run: dict[str, Any]) -> str:
+    moved = f" ({len(run['moved_away'])})" if "moved_away" in run else ""
+    return f"{len(run['changed_meaning'])}{moved}"
 
 
 def interval(values: list[float]) -> str:

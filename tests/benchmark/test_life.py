@@ -8,7 +8,7 @@ from PIL import Image
 from partgcd.benchmark.arrivals import Shares, deal
 from partgcd.benchmark.continual import pending, results_of
 from partgcd.benchmark.life_plan import PACKAGED, LifeJob, read_life_plan
-from partgcd.benchmark.life_score import changed_meaning, score, unknown_classes
+from partgcd.benchmark.life_score import changed_meaning, moved_away, score, unknown_classes
 from partgcd.benchmark.life_table import COLUMNS, interval, rows
 from partgcd.benchmark.plan import SetSpec
 from partgcd.benchmark.table import markdown
@@ -101,12 +101,36 @@ def test_people_s_classes_count_under_their_own_id_and_discovered_ones_are_match
     assert found["majority"]["c-x"] == {"class": "cedar", "images": 2, "of": 2}
 
 
-def test_an_id_that_means_another_class_is_seen() -> None:
-    one = score(["c-x"] * 4, ["cedar"] * 4, NAMES, INTRODUCED, 1)
-    other = score(["c-x"] * 4, ["date"] * 3 + ["cedar"], NAMES, INTRODUCED, 1)
-    assert changed_meaning(one, other) == ["c-x"] and changed_meaning(one, one) == []
-    few = score(["c-x"] * 2, ["date"] * 2, NAMES, INTRODUCED, 1)
-    assert changed_meaning(one, few) == []
+@pytest.mark.parametrize(
+    ("stages", "changed"),
+    [
+        ([{"cedar": 4}, {"date": 3, "cedar": 1}], True),
+        ([{"cedar": 4}, {"date": 2, "cedar": 2}], False),  # of both: not clear
+        (
+            [{"cedar": 4}, {"date": 2, "cedar": 2}, {"date": 3, "cedar": 2}],
+            True,
+        ),  # by way of a stage that was not clear
+        ([{"cedar": 4}, {"date": 2, "cedar": 2}, {"cedar": 3, "date": 2}], False),
+        ([{"cedar": 2, "date": 2}, {"date": 3}, {"date": 3}], False),  # it had none before
+        ([{"cedar": 4}, {"date": 2}], False),  # too few to tell
+    ],
+)
+def test_an_id_that_comes_to_mean_another_class_is_seen(stages: list[dict[str, int]], changed: bool) -> None:
+    scores = []
+    for stage in stages:
+        truth = [name for name, count in stage.items() for _ in range(count)]
+        scores.append(score(["c-x"] * len(truth), truth, NAMES, INTRODUCED, 1))
+    assert changed_meaning(scores[:-1], scores[-1]) == (["c-x"] if changed else [])
+
+
+def test_an_id_whose_images_go_to_another_one_is_seen() -> None:
+    truth = ["cedar"] * 4 + ["date"] * 2
+    before = score(["c-x"] * 4 + ["c-y"] * 2, truth, NAMES, INTRODUCED, 1)
+    mixed = score(["c-x"] * 6, truth, NAMES, INTRODUCED, 1)
+    gone = score(["c-z"] * 3 + ["c-x"] * 3, truth, NAMES, INTRODUCED, 1)
+    assert mixed["homes"]["date"] == {"id": "c-x", "images": 2, "of": 2}
+    assert moved_away([before], before) == [] and moved_away([before], mixed) == []
+    assert moved_away([before], gone) == ["c-x"], "c-y stood for too few to tell"
 
 
 def test_what_an_arrival_lets_find_counts_classes_missed_before() -> None:
@@ -131,7 +155,10 @@ def test_the_table_pairs_forgetting_by_seed() -> None:
         and (row["seconds"], row["CPU seconds"]) == ("10", "7")
     )
     (row,) = rows([result | {"unknown_classes": 5} for result in results], ["rediscover"])
-    assert row["new classes"] == "2/3 (5) 2/3 (5) 2/3 (5)"
+    assert row["new classes"] == "2/3 (5) 2/3 (5) 2/3 (5)" and row["ids changed"] == ""
+    moved = [{"changed_meaning": ["c-x"]}, {"changed_meaning": [], "moved_away": ["c-y", "c-z"]}]
+    (row,) = rows([result | more for result, more in zip(results, moved, strict=False)], ["rediscover"])
+    assert row["ids changed"] == "1 0 (2)"
     assert interval([3.0]) == "3.0" and interval([]) == ""
     assert (
         markdown([row], COLUMNS)
