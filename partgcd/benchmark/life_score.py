@@ -49,10 +49,9 @@ def score(
         majority[one] = {"class": most, "images": count, "of": ids.count(one)}
     homes = {}
     for name in sorted(set(true)):
-        most, count = Counter(one for one, other in zip(ids, true, strict=True) if other == name).most_common(
-            1
-        )[0]
-        homes[name] = {"id": most, "images": count, "of": true.count(name)}
+        answers = Counter(one for one, other in zip(ids, true, strict=True) if other == name)
+        (most, count), total = answers.most_common(1)[0], answers.total()
+        homes[name] = {"id": most, "images": count, "of": total}
     return {
         "all": of(came >= 0), "old": of(came == 0), "new": of(came > 0),
         "earlier": of((came > 0) & (came < stage)), "now": of((came == stage) & (came > 0)),

@@ -21,8 +21,8 @@ def rows(results: Iterable[dict[str, Any]], methods: list[str]) -> list[dict[str
     Forgetting is the loss of Old since the first stage in points, the mean over seeds with its 95% interval
     (Student's t, paired by seed); "new classes" are those found, of those that came first with the arrival, and in
     brackets how many classes of the arrival's photos no id stood for, those that were missed before among them. "ids
-    changed" are those that most of all images answered by them make another class than they first stood for, and in
-    brackets those whose first class has most of its images answered by another id.
+    changed" are those whose images are now mostly of another class than they first stood for, and in brackets those
+    whose first class has most of its images answered by another id.
     """
     groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
     for result in results:
