@@ -41,22 +41,23 @@ def score(
     def of(mask: np.ndarray) -> float | None:
         return round(float(right[mask].mean()), 4) if mask.any() else None
 
-    majority = {}
-    for one in sorted(set(ids)):
-        most, count = Counter(
-            name for other, name in zip(ids, true, strict=True) if other == one
-        ).most_common(1)[0]
-        majority[one] = {"class": most, "images": count, "of": ids.count(one)}
-    homes = {}
-    for name in sorted(set(true)):
-        answers = Counter(one for one, other in zip(ids, true, strict=True) if other == name)
-        (most, count), total = answers.most_common(1)[0], answers.total()
-        homes[name] = {"id": most, "images": count, "of": total}
+    majority = {one: {"class": most, **counts} for one, most, counts in _commonest(ids, true)}
+    homes = {name: {"id": most, **counts} for name, most, counts in _commonest(true, ids)}
     return {
         "all": of(came >= 0), "old": of(came == 0), "new": of(came > 0),
         "earlier": of((came > 0) & (came < stage)), "now": of((came == stage) & (came > 0)),
         "images": len(true), "majority": majority, "homes": homes,
     }  # fmt: skip
+
+
+def _commonest(keys: list[str], values: list[str]) -> list[tuple[str, str, dict[str, int]]]:
+    """Each key with the most frequent of its values, how many ``images`` had that one, and ``of`` how many."""
+    found = []
+    for key in sorted(set(keys)):
+        beside = Counter(value for other, value in zip(keys, values, strict=True) if other == key)
+        most, count = beside.most_common(1)[0]
+        found.append((key, most, {"images": count, "of": beside.total()}))
+    return found
 
 
 def first_meanings(earlier: list[dict[str, Any]], least: int = 3) -> dict[str, str]:
