@@ -96,6 +96,17 @@ def test_sizes_that_strides_do_not_divide_work() -> None:
     assert out.patches.shape[1] == backbone.info.grid[0] * backbone.info.grid[1]
 
 
+@pytest.mark.parametrize("name, exact", [("test_efficientnet", True), ("test_resnet", False)])
+def test_on_a_processor_a_stage_with_grouped_convolutions_stays_in_float32(name: str, exact: bool) -> None:
+    """Their bfloat16 gradient takes several times as long; dense stages are faster for it."""
+    backbone = backbone_of(model_of(name))
+    tokens = backbone.trunk(pixels())
+    wanted = backbone.block(tokens).patches
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = backbone.block(tokens).patches
+    assert torch.equal(found, wanted) == exact
+
+
 def test_bfloat16_autocast_gives_float32_near_float32() -> None:
     backbone = backbone_of(model_of("test_resnet"))
     tokens = backbone.trunk(pixels())
