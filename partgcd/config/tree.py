@@ -228,7 +228,7 @@ class DiscoverySettings(Section):
         0.05, description="Temperature of the last clustering's assignment by cosine."
     )
     split_merge: bool = Field(
-        True,
+        False,
         description="Whether the last clustering merges classes and splits others where that is likelier.",
     )
     classes_max: int = Field(1000, ge=2, description="Largest number of categories 'auto' considers.")
