@@ -42,7 +42,7 @@ def quality(
     threads: Annotated[int | None, typer.Option(help="CPU threads; 0 leaves it to torch.")] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Minutes: exit 1 if the default falls behind a baseline."),
+        typer.Option("--quick", help="Minutes: exit 1 if the default does not beat its baselines."),
     ] = False,
     list_only: Annotated[bool, typer.Option("--list", help="Only say what would run.")] = False,
 ) -> None:
@@ -175,7 +175,7 @@ def _print(plan: Plan, jobs: list[Job], out: Path) -> None:
 
 
 def _judge(read: Plan, jobs: list[Job], out: Path) -> None:
-    """Exit 1 where the default is clearly behind a trained baseline, or not clearly ahead of clustering."""
+    """Exit 1 where the default is not ahead of a trained baseline, or not clearly ahead of clustering."""
     from partgcd.benchmark.quality import results_of
     from partgcd.benchmark.verdict import verdicts
 

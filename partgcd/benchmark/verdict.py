@@ -1,4 +1,4 @@
-"""Whether one method holds its own against others, as far as the images of the runs can tell."""
+"""Whether one method beats others, and what of a difference the number of images leaves open."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ class Verdict(NamedTuple):
 
     @property
     def lost(self) -> bool:
-        """Whether a trained rival is ahead by more than chance explains, or clustering not clearly behind."""
-        lead = self.ours - self.theirs
-        return lead < -self.doubt if self.trained else lead <= self.doubt
+        """Whether a trained rival is level or ahead, or clustering not clearly behind."""
+        return self.ours - self.theirs <= (0 if self.trained else self.doubt)
 
 
 def verdicts(results: Iterable[dict[str, Any]], method: str) -> list[Verdict]:

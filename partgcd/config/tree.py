@@ -227,10 +227,6 @@ class DiscoverySettings(Section):
     cluster_temperature: Positive = Field(
         0.05, description="Temperature of the last clustering's assignment by cosine."
     )
-    split_merge: bool = Field(
-        False,
-        description="Whether the last clustering merges classes and splits others where that is likelier.",
-    )
     classes_max: int = Field(1000, ge=2, description="Largest number of categories 'auto' considers.")
     sinkhorn_temperature: Positive = Field(
         0.1, description="Temperature of the predictions that Sinkhorn adjusts."

@@ -8,7 +8,6 @@ from torch import Tensor
 from partgcd.config.tree import Settings
 from partgcd.discovery.refresh import Features
 from partgcd.discovery.setup import Setup
-from partgcd.discovery.split_merge import split_and_merge
 from partgcd.discovery.starts import refit_clusters, settle_clusters
 from partgcd.run.world import World
 
@@ -40,8 +39,6 @@ def settle(
 ) -> Tensor:
     """Clusters [N] that all prototypes are set to after the last epoch, of whole and parts together.
 
-    Where training goes on from a model, classes stay where it has them: none is merged away for a likelier one.
-
     Args:
         fused: [N, C] both heads' answers, which it starts from.
         part: [N, D] part-enhanced features of unit norm; None without parts.
@@ -50,14 +47,7 @@ def settle(
     if part is not None:
         joint = torch.cat([joint, settings.parts.cluster_weight * part], dim=1)
     temperature = settings.discovery.cluster_temperature
-    clusters = settle_clusters(joint, setup.labels, fused, temperature, world=world, shares=_shares(setup))
-    if setup.expected is not None or not settings.discovery.split_merge:
-        return clusters
-    if world.rank == 0:  # what to try is drawn, and a try is kept by the last bits: one search for all
-        clusters = split_and_merge(
-            joint, setup.labels, clusters, setup.old, setup.classes, temperature, settings.seed
-        )
-    return world.broadcast(clusters)
+    return settle_clusters(joint, setup.labels, fused, temperature, world=world, shares=_shares(setup))
 
 
 def _shares(setup: Setup) -> Tensor | None:

@@ -33,9 +33,10 @@ def test_only_runs_that_both_have_are_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lead", "epochs", "lost"), [(0.1, 1, False), (-0.05, 1, False), (-0.1, 1, True), (0.05, 0, True), (0.1, 0, False)]
+    ("lead", "epochs", "lost"),
+    [(0.1, 1, False), (0.01, 1, False), (0.0, 1, True), (-0.05, 1, True), (0.05, 0, True), (0.1, 0, False)]
 )  # fmt: skip
-def test_a_trained_rival_may_not_lead_and_clustering_has_to_trail(
+def test_the_default_leads_a_trained_rival_and_clearly_leads_clustering(
     lead: float, epochs: float, lost: bool
 ) -> None:
     (one,) = verdicts([result("ours", 0.5 + lead), result("rival", 0.5, epochs=epochs)], "ours")

@@ -75,12 +75,13 @@ def test_the_table_shows_results_and_what_a_set_is(partgcd: Partgcd, plan: Path,
 
 
 @pytest.mark.parametrize(
-    ("ours", "gcd", "code"), [(0.7, 0.4, 0), (0.54, 0.4, 0), (0.52, 0.4, 1), (0.58, 0.52, 1), (0.3, 0.4, 1)]
+    ("ours", "gcd", "code"),
+    [(0.7, 0.4, 0), (0.62, 0.4, 0), (0.6, 0.4, 1), (0.54, 0.4, 1), (0.65, 0.6, 1), (0.3, 0.4, 1)],
 )
-def test_the_quick_form_fails_where_the_default_clearly_loses(
+def test_the_quick_form_fails_where_the_default_does_not_win(
     partgcd: Partgcd, plan: Path, tmp_path: Path, ours: float, gcd: float, code: int
 ) -> None:
-    """384 images tell differences of 7: no trained baseline may lead by more, clustering must trail by more."""
+    """384 images tell differences of 7: a trained baseline has to trail, clustering by more than that."""
     put(plan, tmp_path / "results", gcd=gcd, simgcd=0.6, partgcd=ours)
     (tmp_path / "photos").mkdir()
     answer = partgcd(
