@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import shutil
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from partgcd.benchmark.arrivals import Life, Shares, deal
 from partgcd.benchmark.life_plan import LifeJob, LifePlan
 from partgcd.benchmark.life_score import changed_meaning, moved_away, score, unknown_classes
-from partgcd.benchmark.quality import measured_settings
+from partgcd.benchmark.quality import measured_settings, same_settings
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
 from partgcd.continual.lock import BUSY, locked
@@ -36,7 +35,7 @@ from partgcd.export.bundle import MANIFEST, open_bundle
 from partgcd.export.export import export_run
 from partgcd.export.source import open_source
 from partgcd.model.module import DiscoveryModel
-from partgcd.run.device import pick_device
+from partgcd.run.device import pick_device, processor
 from partgcd.run.files import read_json, write_bytes, write_csv, write_json
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import SoloWorld
@@ -69,11 +68,17 @@ def pending(plan: LifePlan, jobs: list[LifeJob], results: Path) -> list[tuple[Li
 
 
 def _fresh(plan: LifePlan, job: LifeJob, file: Path) -> bool:
-    """Whether the result is there, and not of other settings. What came before settings were kept is taken as it is."""
+    """Whether the result is there, and not of other settings or images."""
     if not file.exists():
         return False
-    kept, wanted = read_json(file).get("settings", {}), _asked(plan, job)
-    return all(wanted[key] == value for key, value in kept.items() if key in wanted)
+    kept = read_json(file)
+    return bool(kept.get("drawn") == _drawn(plan, job)) and same_settings(kept["settings"], _asked(plan, job))
+
+
+def _drawn(plan: LifePlan, job: LifeJob) -> dict[str, object]:
+    """What decides which images come when."""
+    drawn = plan.sets[job.set].drawn() | {"arrivals": plan.arrivals_of(job.set)}
+    return {key: value for key, value in drawn.items() if key != "methods"}
 
 
 def _asked(plan: LifePlan, job: LifeJob) -> dict[str, object]:
@@ -138,7 +143,6 @@ def _run(at: _Stage, method: str, stage: int, results: Path) -> dict[str, Any]:
         answered = _answers(at, _first(at))
     elif method in ("rediscover", "finetune"):
         registry, extra = _arrive(at, method, stage)
-        extra |= _spent(began, worked)
         answered = _answers(at, registry.resolve("champion"))
     else:
         run = _scratch(at, stage)
@@ -167,9 +171,9 @@ def _run(at: _Stage, method: str, stage: int, results: Path) -> dict[str, Any]:
     fresh = [name for name, when in at.life.introduced.items() if when == stage and stage > 0]
     return {
         "set": at.job.set, "seed": at.job.seed, "method": method, "stage": stage,
-        "settings": _asked(at.plan, at.job), "accuracy": found,
+        "drawn": _drawn(at.plan, at.job), "settings": _asked(at.plan, at.job), "accuracy": found,
         "true_new": len(fresh), **extra,
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "machine": {"processor": processor(), "cores": os.cpu_count()},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
 
@@ -220,12 +224,24 @@ def _train(at: _Stage, path: Path, files: list[str], classes: int) -> RunFolder:
 
 
 def _arrive(at: _Stage, method: str, stage: int) -> tuple[Registry, dict[str, Any]]:
-    """Take one arrival in: the photos in a folder without any hint, and what came of it."""
+    """Take arrivals in up to this one, each once, and say what came of it.
+
+    The ones before are taken again where the scratch folder is another one than theirs.
+    """
     registry = Registry.init(at.ground / method)
     if not registry.versions():
         registry.add(_first(at))
     if "champion" not in registry.aliases():
         registry.promote("1")
+    for each in range(1, stage + 1):
+        if not (at.ground / f"{method}-{each}.json").exists():
+            write_json(at.ground / f"{method}-{each}.json", _take_in(at, registry, method, each))
+    return registry, read_json(at.ground / f"{method}-{stage}.json")
+
+
+def _take_in(at: _Stage, registry: Registry, method: str, stage: int) -> dict[str, Any]:
+    """One arrival: its photos in a folder without any hint."""
+    began, worked = time.perf_counter(), time.process_time()
     folder = at.ground / f"arrival-{stage}"
     for path in at.life.stages[stage]:
         place = folder / f"{_hidden(path)}{Path(path).suffix.lower()}"
@@ -241,7 +257,7 @@ def _arrive(at: _Stage, method: str, stage: int) -> tuple[Registry, dict[str, An
     outcome = rediscover(request, at.progress or (lambda *words: None))
     extra: dict[str, Any] = {"new_classes": outcome.new_classes, "told": outcome.told}
     extra["checks"] = [check.as_json() for check in outcome.checks]
-    return registry, extra
+    return extra | _spent(began, worked)
 
 
 def _hidden(path: str) -> str:

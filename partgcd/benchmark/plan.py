@@ -41,6 +41,10 @@ class SetSpec(_Strict):
         default_factory=dict, description="What every method does differently on this set."
     )
 
+    def drawn(self) -> dict[str, object]:
+        """What decides which images are in it, as JSON keeps it."""
+        return self.model_dump(mode="json", exclude={"note", "settings"})
+
 
 class MethodSpec(_Strict):
     """One method: a preset and what it changes, for all backbones and for single ones."""

@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import json
 import os
-import platform
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from partgcd.config.load import flatten
 from partgcd.config.tree import Settings
 from partgcd.discovery.discover import build_catalog, discover
 from partgcd.discovery.task import Task
-from partgcd.run.device import pick_device
+from partgcd.run.device import pick_device, processor
 from partgcd.run.files import read_json, write_json
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import SoloWorld
@@ -33,21 +32,28 @@ _MACHINE = ("train.device", "train.threads")
 
 
 def pending(plan: Plan, jobs: list[Job], results: Path) -> list[Job]:
-    """The jobs without a result, or with one of other settings."""
+    """The jobs without a result, or with one of other settings or other images."""
     return [job for job in jobs if not _fresh(plan, job, results)]
 
 
 def _fresh(plan: Plan, job: Job, results: Path) -> bool:
-    """Whether the result is there and was measured with the settings the plan asks for.
-
-    A setting that the result does not know came later, and its default is what the result was measured with.
-    """
+    """Whether the result is there and was measured on the images and with the settings that the plan asks for."""
     file = job.file(results)
     if not file.exists():
         return False
     kept = read_json(file)
     wanted = measured_settings(plan.settings(job, int(kept["classes"]["true"]), {}))
-    return all(wanted[key] == value for key, value in kept["settings"].items() if key in wanted)
+    return bool(kept.get("drawn") == plan.sets[job.set].drawn()) and same_settings(kept["settings"], wanted)
+
+
+def same_settings(kept: dict[str, object], wanted: dict[str, object]) -> bool:
+    """Whether a result of the settings ``kept`` is one of those ``wanted``.
+
+    A setting that the result does not know came later, and its default is what the result was measured with. One
+    that it alone knows is gone.
+    """
+    default = measured_settings(Settings())
+    return all(kept.get(key, default.get(key)) == value for key, value in wanted.items())
 
 
 def measured_settings(settings: Settings) -> dict[str, object]:
@@ -95,7 +101,8 @@ def run_plan(
     for job in pending(plan, jobs, results):
         groups.setdefault((job.set, job.backbone, job.seed), []).append(job)
     for (name, backbone, seed), members in groups.items():
-        ground = work / "ground" / f"{name}+{backbone.replace('/', '_')}+{seed}"
+        drawn = plan.sets[name].drawn()
+        ground = work / "ground" / f"{name}+{backbone.replace('/', '_')}+{seed}+{_digest(drawn)}"
         ground.mkdir(parents=True, exist_ok=True)
         with _claim(ground) as mine:
             if not mine:
@@ -105,7 +112,7 @@ def run_plan(
             classes = write_set(plan.sets[name], photos, manifest)
             for job in pending(plan, members, results):
                 settings = plan.settings(job, classes, machine)
-                _run(job, settings, manifest, classes, ground, results, work, say, progress)
+                _run(job, settings, drawn, manifest, ground, results, work, say, progress)
             shutil.rmtree(ground, ignore_errors=True)
     return held
 
@@ -128,8 +135,8 @@ def _claim(folder: Path) -> Iterator[bool]:
 def _run(
     job: Job,
     settings: Settings,
+    drawn: dict[str, object],
     manifest: Path,
-    classes: int,
     ground: Path,
     results: Path,
     work: Path,
@@ -137,8 +144,8 @@ def _run(
     progress: Callable[..., None] | None,
 ) -> None:
     measured = measured_settings(settings)
-    digest = hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:12]
-    path = work / "runs" / f"{job.set}+{job.backbone.replace('/', '_')}+{job.method}+{job.seed}+{digest}"
+    name = f"{job.set}+{job.backbone.replace('/', '_')}+{job.method}+{job.seed}"
+    path = work / "runs" / f"{name}+{_digest(drawn | measured)}"
     if (path / "run.json").exists():
         run = RunFolder.open(path)
     else:
@@ -164,7 +171,7 @@ def _run(
     last = run.read_metrics()[-1:]
     write_json(job.file(results), {
         "set": job.set, "backbone": job.backbone, "method": job.method, "seed": job.seed,
-        "settings": measured,
+        "drawn": drawn, "settings": measured,
         "accuracy": {key: accuracy[key] for key in ("set", "v2", "heads", "nmi", "ari")},
         "purity": [point["purity"] for point in accuracy["curve"]],
         "curve": [round(point["all"], 4) for point in accuracy["curve"]],
@@ -175,7 +182,7 @@ def _run(
         "seconds": {**summary["seconds"],
                     "steps": round(sum(line["seconds"]["steps"] for line in run.read_metrics()), 1)},
         "peak_memory_mb": last[0]["peak_memory_mb"] if last else None,
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(),
+        "machine": {"processor": processor(), "cores": os.cpu_count(),
                     "device": run.info()["device"], "precision": run.info()["precision"]},
         "code": run.info()["git"],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -186,6 +193,10 @@ def _run(
     say(
         f"{job.set} {job.backbone} {job.method} seed {job.seed}: {figures}, {summary['seconds']['total']:.0f} s"
     )
+
+
+def _digest(value: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _copy_catalog(source: Path, target: Path) -> None:

@@ -14,7 +14,8 @@ def rows(results: Iterable[dict[str, Any]], sets: list[str], methods: list[str])
     """Rows of text by column, in the order of ``sets`` and ``methods``; accuracies in percent.
 
     "a ± b" is the mean and the standard deviation over seeds (n - 1); purity is that of the first and of the
-    last epoch's candidates; seconds are a run's training and refreshes, without making the views.
+    last epoch's candidates; classes are those that have an image; seconds are a run's training and refreshes without
+    making the views, and for clustering, which has no epochs, all of it.
     """
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for result in results:
@@ -46,7 +47,7 @@ def _row(key: tuple[str, str, str], runs: list[dict[str, Any]]) -> dict[str, str
         if pure
         else ""
     )
-    used = [run["classes"]["used"] for run in runs]
+    used = [run["classes"]["used"] - run["classes"]["empty"] for run in runs]
     row["classes"] = f"{' '.join(map(str, sorted(set(used))))} of {runs[0]['classes']['true']}"
     row["seconds"] = (
         f"{statistics.mean(run['seconds']['epochs'] or run['seconds']['discovery'] for run in runs):.0f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,19 @@ def peak_memory_mb(device: torch.device) -> float:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def processor() -> str:
+    """The CPU's model and those of its matrix instructions that decide how results round."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="ignore").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields: dict[str, str] = {}
+    for key, _, value in (line.partition(":") for line in lines):
+        fields.setdefault(key.strip(), value.strip())
+    flags = [flag for flag in fields.get("flags", "").split() if flag in ("amx_bf16", "avx512_bf16")]
+    return ", ".join([fields.get("model name") or platform.machine(), *flags])
 
 
 def _cpu_multiplies_bf16() -> bool:

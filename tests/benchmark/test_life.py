@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
+from partgcd.benchmark import continual
 from partgcd.benchmark.arrivals import Shares, deal
-from partgcd.benchmark.continual import pending, results_of
+from partgcd.benchmark.continual import _asked, _drawn, pending, results_of
 from partgcd.benchmark.life_plan import PACKAGED, LifeJob, read_life_plan
 from partgcd.benchmark.life_score import changed_meaning, moved_away, score, unknown_classes
 from partgcd.benchmark.life_table import COLUMNS, interval, rows
@@ -60,22 +62,50 @@ def test_the_packaged_plan_names_what_there_is() -> None:
         plan.jobs(["x"])
 
 
-def test_results_of_other_settings_are_pending_and_what_kept_none_counts(tmp_path: Path) -> None:
+def test_results_of_other_settings_or_images_are_pending(tmp_path: Path) -> None:
     text = (
         "sets: {a: {folder: a%s}}\narrivals: 1\nmethods: [none, rediscover]\nblocks: [{name: b, sets: [a]}]\n"
     )
     (tmp_path / "plan.yaml").write_text(text % "")
     (tmp_path / "other.yaml").write_text(text % ", settings: {train.lr: 0.5}")
+    (tmp_path / "longer.yaml").write_text(text.replace("arrivals: 1", "arrivals: 2") % "")
     plan, other = read_life_plan(tmp_path / "plan.yaml"), read_life_plan(tmp_path / "other.yaml")
+    longer = read_life_plan(tmp_path / "longer.yaml")
     job = LifeJob("a", 0)
     assert other.settings(job, 4, {}).train.lr == 0.5
     assert len(pending(plan, [job], tmp_path)) == 4
-    for method, kept in (("none", {}), ("rediscover", {"settings": {"train.lr": 0.5, "gone.since": 1}})):
+    for method, settings in (
+        ("none", {"epochs": 6}),
+        ("rediscover", {"epochs": 6, "train.lr": 0.5, "gone.since": 1}),
+    ):
         for stage in (0, 1):
+            kept = {"drawn": _drawn(plan, job), "settings": {**_asked(plan, job), **settings}}
             write_json(job.file(tmp_path, method, stage), kept)
     assert pending(plan, [job], tmp_path) == [(job, "rediscover", 0), (job, "rediscover", 1)]
-    assert pending(other, [job], tmp_path) == []
-    assert (len(results_of(plan, [job], tmp_path)), len(results_of(other, [job], tmp_path))) == (2, 4)
+    assert pending(other, [job], tmp_path) == [(job, "none", 0), (job, "none", 1)]
+    assert len(pending(longer, [job], tmp_path)) == 6, "other photos come when there are more arrivals"
+    assert (len(results_of(plan, [job], tmp_path)), len(results_of(other, [job], tmp_path))) == (2, 2)
+
+
+@pytest.mark.parametrize(("there", "taken"), [((), [1, 2, 3]), ((1, 2), [3]), ((1, 2, 3), [])])
+def test_a_stage_takes_in_the_arrivals_before_it_that_its_registry_lacks(
+    there: tuple[int, ...], taken: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def take_in(at: object, registry: object, method: str, stage: int) -> dict[str, int]:
+        found.append(stage)
+        return {"new_classes": stage}
+
+    registry = SimpleNamespace(versions=lambda: ["1"], aliases=lambda: {"champion": "1"})
+    monkeypatch.setattr(continual, "Registry", SimpleNamespace(init=lambda folder: registry))
+    monkeypatch.setattr(continual, "_take_in", take_in)
+    for each in there:
+        write_json(tmp_path / f"rediscover-{each}.json", {"new_classes": each})
+    at = SimpleNamespace(ground=tmp_path)
+    for _ in range(2):  # what came of an arrival is kept
+        assert continual._arrive(at, "rediscover", 3)[1] == {"new_classes": 3}  # type: ignore[arg-type]
+        assert found == taken
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ import pytest
 from PIL import Image
 
 from partgcd.benchmark import quality
-from partgcd.benchmark.plan import Plan
-from partgcd.benchmark.quality import pending, results_of, run_plan
+from partgcd.benchmark.plan import Plan, SetSpec
+from partgcd.benchmark.quality import measured_settings, pending, results_of, run_plan, same_settings
 from partgcd.benchmark.table import COLUMNS, markdown, rows
+from partgcd.config.tree import Settings
+from partgcd.run.files import write_json
 from partgcd.run.world import Interrupted
 
 COMMON: dict[str, object] = {
@@ -105,7 +107,9 @@ def test_a_bench_broken_off_goes_on(photos: Path, tmp_path: Path, monkeypatch: p
 
 def test_a_group_that_another_process_holds_is_left_to_it(photos: Path, tmp_path: Path) -> None:
     plan = make_plan()
-    ground = tmp_path / "work" / "ground" / "shapes+test_vit+1"
+    ground = (
+        tmp_path / "work" / "ground" / f"shapes+test_vit+1+{quality._digest(plan.sets['shapes'].drawn())}"
+    )
     ground.mkdir(parents=True)
     with quality._claim(ground) as mine:
         assert mine
@@ -125,7 +129,7 @@ def fake(method: str, seed: int, accuracy: float, purity: list[float | None]) ->
     three = {"all": accuracy, "old": accuracy, "new": None}
     return {"set": "s", "backbone": "b", "method": method, "seed": seed,
             "accuracy": {"v2": three, "heads": {"global": three, "fused": three}, "nmi": 0.5, "ari": 0.25},
-            "purity": purity, "classes": {"true": 4, "used": 4},
+            "purity": purity, "classes": {"true": 4, "used": 4, "empty": seed},
             "seconds": {"epochs": 10.0, "discovery": 12.0}}  # fmt: skip
 
 
@@ -137,6 +141,7 @@ def test_the_table_gives_mean_and_deviation_over_seeds() -> None:
         table[0]["All"] == "60.0 ± 14.1" and table[0]["seeds"] == "0 1" and table[0]["purity"] == "30 to 50"
     )
     assert table[1]["All"] == "90.0" and table[1]["purity"] == "" and table[1]["New"] == ""
+    assert table[0]["classes"] == "3 4 of 4", "classes without an image are not counted"
     text = markdown(table, COLUMNS)
     assert text.count("\n") == 4 and "part head" not in text
 
@@ -156,3 +161,27 @@ def test_a_setting_that_came_later_or_is_not_asked_does_not_void_a_result(
     result["settings"]["train.momentum"] = 0.5
     file.write_text(json.dumps(result))
     assert pending(plan, [job], tmp_path / "results") == [job]
+
+
+def test_a_setting_that_came_later_was_its_default() -> None:
+    wanted = measured_settings(Settings())
+    kept = {key: value for key, value in wanted.items() if key != "discovery.marginal_power"}
+    assert same_settings(kept, wanted)
+    assert not same_settings(kept, {**wanted, "discovery.marginal_power": 0.5})
+
+
+@pytest.mark.parametrize(
+    "change", [{"draw": 3}, {"draw": 3, "rest": True}, {"tail": [5, 4]}, {"folder": "forms"}]
+)
+def test_a_result_of_other_images_is_run_again(change: dict[str, object], tmp_path: Path) -> None:
+    plan = make_plan(seeds=(0,))
+    job = plan.chosen(None, ["gcd"])[0]
+    write_json(job.file(tmp_path), {
+        "drawn": plan.sets["shapes"].drawn(), "settings": measured_settings(plan.settings(job, 4, {})),
+        "classes": {"true": 4},
+    })  # fmt: skip
+    assert not pending(plan, [job], tmp_path)
+    other = SetSpec.model_validate({"folder": "shapes", **change})
+    assert pending(plan.model_copy(update={"sets": {"shapes": other}}), [job], tmp_path) == [job]
+    told = SetSpec(folder="shapes", note="what a reader is told")
+    assert not pending(plan.model_copy(update={"sets": {"shapes": told}}), [job], tmp_path)

@@ -43,9 +43,9 @@ def put(plan: Path, results: Path, **accuracy: float) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({
             "set": "birds", "backbone": job.backbone, "method": method, "seed": 0,
-            "settings": quality.measured_settings(read.settings(job, 4, {})),
+            "drawn": read.sets["birds"].drawn(), "settings": quality.measured_settings(read.settings(job, 4, {})),
             "accuracy": {"v2": three, "heads": {"global": three, "fused": three}, "nmi": 0.5, "ari": 0.4},
-            "purity": [0.25, 0.5], "classes": {"true": 4, "used": 4}, "images": {"unlabelled": 384},
+            "purity": [0.25, 0.5], "classes": {"true": 4, "used": 4, "empty": 0}, "images": {"unlabelled": 384},
             "seconds": {"epochs": 0 if method == "gcd" else 3.0, "discovery": 4.0},
         }))  # fmt: skip
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from partgcd.config.errors import UserError
 from partgcd.config.tree import TrainSettings
 from partgcd.run import device as here
-from partgcd.run.device import apply_threads, autocast, peak_memory_mb, pick_device, pick_precision
+from partgcd.run.device import apply_threads, autocast, peak_memory_mb, pick_device, pick_precision, processor
 
 
 @pytest.fixture
@@ -81,6 +83,14 @@ def test_threads_are_set_only_where_the_settings_say_so() -> None:
         assert apply_threads(TrainSettings(threads=1)) == 1 == torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_processor_is_named_with_its_matrix_instructions() -> None:
+    told = processor()
+    assert told and "\n" not in told and ":" not in told
+    cpu = Path("/proc/cpuinfo")
+    if cpu.exists():
+        assert ("amx_bf16" in told) == ("amx_bf16" in cpu.read_text())
 
 
 def test_peak_memory_is_a_plausible_number_of_mebibytes() -> None:
