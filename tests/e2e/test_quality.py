@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,26 @@ def test_the_default_beats_its_baselines_and_clustering_with_every_head(
     ended = partgcd("benchmark", "quality", "--quick", "--threads", "1", "--photos", photo_sets, "--out", results,
                     "--work", tmp_path / "work", limit=1800)  # fmt: skip
     assert ended.code == 0, ended.err + ended.out
-    found = {}
-    for file in results.rglob("seed-*.json"):
+    found: dict[str, list[dict[str, Any]]] = {}
+    for file in sorted(results.rglob("seed-*.json")):
         result = json.loads(file.read_text())
-        found[result["method"]] = result
-    assert set(found) == {"gcd", "simgcd-entropy-2", "partgcd"}
+        found.setdefault(result["method"], []).append(result)
+    assert {method: len(runs) for method, runs in found.items()} == {
+        "gcd": 2,
+        "simgcd-entropy-2": 2,
+        "partgcd": 2,
+    }
+
+    def mean(method: str, head: str) -> float:
+        return statistics.mean(run["accuracy"]["heads"][head]["all"] for run in found[method])
+
     # That the default beats the baseline is what the exit code says.
-    ours, clustering = found["partgcd"]["accuracy"], found["gcd"]["accuracy"]["v2"]["all"]
+    clustering = mean("gcd", "fused")
     for head in ("fused", "global", "part"):
-        assert ours["heads"][head]["all"] > clustering + 0.05, head
-    assert ours["v2"]["all"] >= ours["heads"]["part"]["all"], "what is fused is not below its part head"
-    pure = found["partgcd"]["purity"]
-    assert pure[-1] > pure[0], "candidates get purer through training"
+        assert mean("partgcd", head) > clustering + 0.05, head
+        # Of so few images a head may have a few more right than what is fused.
+        assert mean("partgcd", "fused") > mean("partgcd", head) - 0.01, (
+            "what is fused is not below either head"
+        )
+    for run in found["partgcd"]:
+        assert run["purity"][-1] > run["purity"][0], "candidates get purer through training"
