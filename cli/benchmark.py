@@ -42,7 +42,11 @@ def quality(
     threads: Annotated[int | None, typer.Option(help="CPU threads; 0 leaves it to torch.")] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Minutes: exit 1 if the default does not beat its baselines."),
+        typer.Option(
+            "--quick",
+            help="Ten minutes: exit 1 if the default does not beat its baselines. What has a result does not run "
+            "again: give an empty --out once the program has changed.",
+        ),
     ] = False,
     list_only: Annotated[bool, typer.Option("--list", help="Only say what would run.")] = False,
 ) -> None:
