@@ -29,6 +29,9 @@ _SHARED = ("cache/evaluation", "cache/pool")
 _CATALOG = ("catalog.parquet", "truth.parquet", "quarantine.csv", "duplicates.csv")
 _MACHINE = ("train.device", "train.threads")
 """Settings that decide how fast a result comes, not what it is measured on."""
+_TRAINING = ("loss.", "discovery.prototype_", "discovery.cluster_", "discovery.sinkhorn_", "discovery.marginal_",
+             "discovery.fusion_")  # fmt: skip
+"""Settings that decide nothing about which images a clustering of frozen features puts together."""
 
 
 def pending(plan: Plan, jobs: list[Job], results: Path) -> list[Job]:
@@ -58,11 +61,12 @@ def same_settings(kept: dict[str, object], wanted: dict[str, object]) -> bool:
 
 def measured_settings(settings: Settings) -> dict[str, object]:
     """Dotted key to value of every setting that a result depends on, as JSON keeps them."""
-    parted = settings.discovery.method == "partgcd"
+    method = settings.discovery.method
+    unused = () if method == "partgcd" else ("parts.",) if method == "simgcd" else ("parts.", *_TRAINING)
     leaves = {
         key: value
         for key, value in flatten(settings).items()
-        if key not in _MACHINE and (parted or not key.startswith("parts."))
+        if key not in _MACHINE and not key.startswith(unused)
     }
     kept: dict[str, object] = json.loads(json.dumps(leaves))
     return kept

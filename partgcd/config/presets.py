@@ -22,6 +22,7 @@ _PAPER: dict[str, object] = {
     "parts.adapter_start": "random",
     "discovery.prototype_start": "random",
     "discovery.prototype_refits": [],
+    "discovery.marginal_power": 0.0,
     "discovery.fusion_temperature": 1.0,
 }
 

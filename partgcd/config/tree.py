@@ -231,10 +231,11 @@ class DiscoverySettings(Section):
     sinkhorn_temperature: Positive = Field(
         0.1, description="Temperature of the predictions that Sinkhorn adjusts."
     )
-    marginal_power: Share = Field(
-        0.0,
+    marginal_power: Share | Literal["auto"] = Field(
+        "auto",
         description="Classes get the shares that are predicted, to this power, of the images that Sinkhorn deals "
-        "out; 0 is one share for all (paper), 1 leaves predictions as they are.",
+        "out: 0 is one share for all (paper), 1 leaves predictions as they are, 'auto' spreads the shares as "
+        "the sizes of labelled classes.",
     )
     sinkhorn_iterations: int = Field(10, ge=1, description="Most Sinkhorn iterations.")
     sinkhorn_tolerance: Positive = Field(

@@ -24,6 +24,7 @@ from partgcd.config.tree import Settings
 from partgcd.discovery.candidates import Candidates, candidates_per_class, select_candidates
 from partgcd.discovery.predict import PartModel, predict
 from partgcd.discovery.prototypes import calibrated_prototypes
+from partgcd.discovery.shares import class_shares
 from partgcd.discovery.sinkhorn import pin_labelled, sinkhorn
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
@@ -155,7 +156,7 @@ def assign(
     cls, known = features.cls[mine], labels[mine]
     cosine = model.prototypes(cls)
     log_p = (cosine / discovery.sinkhorn_temperature).log_softmax(dim=1)
-    shares = _class_shares(log_p, discovery.marginal_power, world)
+    shares = class_shares(log_p, labels, old, discovery.marginal_power, world)
     q = sinkhorn(
         log_p, discovery.sinkhorn_iterations, discovery.sinkhorn_tolerance, shares, world=world
     ).exp()
@@ -185,17 +186,6 @@ def assign(
     if world is not None:
         predicted, assigned = world.all_gather(predicted), world.all_gather(assigned)
     return Assignment(predicted, assigned, candidates)
-
-
-def _class_shares(log_p: Tensor, power: float, world: World | None) -> Tensor | None:
-    """What share [C] of the images each class gets: the predicted one to ``power``; None for the same of all.
-
-    In between the two a rare class stays rare, and is not starved by what training took from it so far.
-    """
-    if power == 0:
-        return None
-    mass = log_p.double().exp().sum(dim=0)
-    return (world.all_reduce(mass) if world is not None else mass) ** power
 
 
 @torch.no_grad()

@@ -34,6 +34,7 @@ from partgcd.discovery.candidates import select_candidates
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.prototypes import calibrated_prototypes
 from partgcd.discovery.refresh import Features, assign
+from partgcd.discovery.shares import class_shares
 from partgcd.discovery.sinkhorn import sinkhorn
 from partgcd.discovery.starts import settle_clusters
 from partgcd.discovery.step import step_loss
@@ -65,6 +66,14 @@ def sinkhorn_reduces_its_columns():
     alone = sinkhorn(shut, 10, 1e-6, shares)
     found = sinkhorn(shut[mine], 10, 1e-6, shares, world=world)
     assert torch.allclose(found.exp(), alone[mine].exp(), atol=1e-5)
+
+
+@check
+def shares_are_of_all_images():
+    told = torch.tensor([0] * 20 + [1] * 5 + [2] * 2 + [-1] * (N - 27))
+    for power in ("auto", 0.5):
+        alone = class_shares(scores, told, 3, power)
+        assert torch.allclose(class_shares(scores[mine], told, 3, power, world), alone)
 
 
 @check
