@@ -235,7 +235,7 @@ class DiscoverySettings(Section):
         "auto",
         description="Classes get the shares that are predicted, to this power, of the images that Sinkhorn deals "
         "out: 0 is one share for all (paper), 1 leaves predictions as they are, 'auto' spreads the shares as "
-        "the sizes of labelled classes.",
+        "labels and predictions both say that labelled classes differ in size.",
     )
     sinkhorn_iterations: int = Field(10, ge=1, description="Most Sinkhorn iterations.")
     sinkhorn_tolerance: Positive = Field(

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from partgcd.run.world import World
+from partgcd.run.world import World, share_of
 
 
 def class_shares(
@@ -19,34 +19,49 @@ def class_shares(
     """The classes' masses under the prediction to ``power``; None where all get the same.
 
     In between equal shares (0, the paper's) and the predicted ones (1) a rare class stays rare, and is not
-    starved by what training took from it so far. 'auto' takes the power that gives the shares the spread of
-    `size_spread`: equal ones where labelled classes are of one size, or nothing is labelled.
+    starved by what training took from it so far. 'auto' takes the power, 1 at most, that gives the shares the
+    spread of `size_spread`.
 
     In a ``world`` of many ranks ``log_p`` holds this rank's images alone.
 
     Shape: log_p [N, C]; labels [N] int64 of all images, -1 for an unlabelled one -> [C] float64, of any sum.
     """
-    spread = size_spread(labels, old) if power == "auto" else 0.0
-    if power == 0 or (power == "auto" and spread == 0):
+    if power == 0:
         return None
-    mass = log_p.double().exp().sum(dim=0)
+    share = share_of(len(labels), world)
+    unlabelled = labels[share.start : share.stop] < 0
+    p = log_p.double().exp()
+    masses = torch.stack([p[~unlabelled].sum(dim=0), p[unlabelled].sum(dim=0)])
     if world is not None:
-        mass = world.all_reduce(mass)
+        masses = world.all_reduce(masses)
+    masses = masses.clamp_min(torch.finfo(masses.dtype).tiny)
+    mass = masses.sum(dim=0)
     if power == "auto":
-        predicted = float(mass.clamp_min(torch.finfo(mass.dtype).tiny).log().std(correction=0))
+        spread = size_spread(torch.bincount(labels[labels >= 0], minlength=old)[:old], masses[1, :old])
+        if spread == 0:
+            return None
+        predicted = float(mass.log().std(correction=0))
         power = spread / predicted if predicted > spread else 1.0
     return mass**power
 
 
-def size_spread(labels: Tensor, old: int) -> float:
-    """How much the sizes of classes differ: the standard deviation of their logarithm, by the labelled ones.
+def size_spread(sizes: Tensor, masses: Tensor) -> float:
+    """How much classes differ in size: the standard deviation of the logarithm, by what labels and predictions share.
 
-    Of sizes n_c drawn with Poisson noise the variance of log n_c has about the mean of 1 / n_c too much; that is
-    taken off, so that few labels, drawn at random from equal classes, do not look like a long tail.
+    Labelled classes are of different sizes because they are, or because somebody labelled more of one than of another.
+    What the predictions of unlabelled images say of the same classes errs in another way, so that the covariance of
+    the two logarithms is the variance of the true one. It is held below what the labels alone show, less 1 / n_c on
+    average, which is about the variance of log n_c where labels are drawn at random: few labels of classes of one
+    size look like no tail.
+
+    Args:
+        sizes: [old] labelled images of each class.
+        masses: [old] unlabelled images that are predicted to each, above 0.
     """
-    sizes = torch.bincount(labels[labels >= 0], minlength=old)[:old].double()
-    sizes = sizes[sizes > 0]
-    if len(sizes) < 2:
+    there = sizes > 0
+    if int(there.sum()) < 2:
         return 0.0
-    surplus = sizes.log().var(correction=1) - (1 / sizes).mean()
-    return float(surplus.clamp_min(0).sqrt())
+    labelled = sizes[there].double()
+    both = torch.cov(torch.stack([labelled.log(), masses[there].double().log()]))
+    surplus = both[0, 0] - (1 / labelled).mean()
+    return float(torch.minimum(both[0, 1], surplus).clamp_min(0).sqrt())
