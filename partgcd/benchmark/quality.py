@@ -52,8 +52,8 @@ def _fresh(plan: Plan, job: Job, results: Path) -> bool:
 def same_settings(kept: dict[str, object], wanted: dict[str, object]) -> bool:
     """Whether a result of the settings ``kept`` is one of those ``wanted``.
 
-    A setting that the result does not know came later, and its default is what the result was measured with. One
-    that it alone knows is gone.
+    A setting that the result does not know came later, and its default is what the result was measured with (who
+    changes that default writes the old one into such results). One that it alone knows is gone.
     """
     default = measured_settings(Settings())
     return all(kept.get(key, default.get(key)) == value for key, value in wanted.items())

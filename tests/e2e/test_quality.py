@@ -37,7 +37,7 @@ def test_the_default_beats_its_baselines_and_clustering_with_every_head(
         assert mean("partgcd", head) > clustering + 0.05, head
     # So few images do not rank heads that are level: which of them is above differs from one CPU to the next.
     for head in ("global", "part"):
-        assert mean("partgcd", "fused") > mean("partgcd", head) - 0.03, (
+        assert mean("partgcd", "fused") > mean("partgcd", head) - 0.02, (
             f"what is fused falls behind its {head} head"
         )
     for run in found["partgcd"]:
