@@ -16,9 +16,9 @@ Positive = Annotated[float, Field(gt=0.0)]
 
 
 class Section(BaseModel):
-    """A part of the tree: unknown keys are errors, values are frozen once checked."""
+    """A part of the tree: unknown keys are errors, values are frozen once checked, numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class DataSettings(Section):
@@ -33,11 +33,13 @@ class DataSettings(Section):
     )
     max_megapixels: Positive = Field(
         100.0,
+        le=10_000.0,
         description="Images with more pixels than this are quarantined undecoded (decompression bombs), 1e6 px.",
     )
     max_aspect: float = Field(
         4.0,
         ge=1.0,
+        le=100.0,
         description="Long side / short side kept in the pixel store; longer images lose both ends.",
     )
 

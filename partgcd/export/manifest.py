@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from partgcd.config.errors import UserError
-from partgcd.config.tree import Section, Settings
+from partgcd.config.tree import DataSettings, Positive, Section, Settings
+from partgcd.data.pixels import short_side
+from partgcd.export.graph_names import OPSET
 
 SCHEMA = 1
 """Raised with every change that an older program would misread."""
 
+MOST_TOLERATED = 0.05
+"""Largest tolerance of the parity test that a bundle may ask for: above it the test would say nothing."""
+
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Width = Annotated[int, Field(ge=1, le=65_536)]
 Precision = Literal["fp32", "fp16", "int8"]
 
 
@@ -42,9 +49,9 @@ class BackboneEntry(Section):
 
     name: str
     kind: Literal["vit", "conv"]
-    grid: tuple[int, int]
-    dim: int
-    trunk_dim: int
+    grid: tuple[Width, Width]
+    dim: Width
+    trunk_dim: Width
     weights: str
     licence: str
     lineage: str
@@ -62,22 +69,42 @@ class Preprocessing(Section):
     short_side: int
     max_aspect: float
     max_megapixels: float
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[Share, Share, Share]
+    std: tuple[Positive, Positive, Positive]
+
+    @model_validator(mode="after")
+    def _possible(self) -> Preprocessing:
+        try:
+            settings = self.settings()
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        if self.short_side != short_side(settings):
+            raise ValueError(
+                f"short_side is {self.short_side}, image_size / crop_ratio is {short_side(settings)}"
+            )
+        return self
+
+    def settings(self) -> DataSettings:
+        """As the decoder and the pixel store take them."""
+        return DataSettings(
+            image_size=self.image_size, crop_ratio=self.crop_ratio, max_aspect=self.max_aspect,
+            max_megapixels=self.max_megapixels,
+        )  # fmt: skip
 
 
 class ProjectionEntry(Section):
     """What frozen patches go through before the mixtures; its tensors lie in gmm_bank.safetensors."""
 
-    dims: int
+    dims: Width
     sha256: Digest
 
 
 class FusionEntry(Section):
     """How the two heads' answers are joined (Eq. 14)."""
 
-    temperature: float
-    part_weight: float
+    temperature: Positive
+    part_weight: float = Field(ge=0.0)
 
 
 class NoveltyEntry(Section):
@@ -89,17 +116,17 @@ class NoveltyEntry(Section):
     threshold: float
     false_alarm_rate: Share
     calibration_images: Count
-    ratio_weight: float
-    folds: int
+    ratio_weight: float = Field(ge=0.0)
+    folds: Count
 
 
 class GraphEntry(Section):
     """Names of the graph's inputs and outputs, its precision and operator set."""
 
     precision: Precision
-    opset: int
-    input: str
-    outputs: list[str]
+    opset: int = Field(ge=1, le=OPSET)
+    input: Literal["pixels"]
+    outputs: list[str] = Field(max_length=32)
 
 
 class ParityEntry(Section):
@@ -112,9 +139,9 @@ class ParityEntry(Section):
     """
 
     images: Count
-    batches: list[int]
-    largest_difference: float
-    tolerance: float
+    batches: list[Width] = Field(max_length=32)
+    largest_difference: Share
+    tolerance: float = Field(gt=0.0, le=MOST_TOLERATED)
 
 
 class CostEntry(Section):
@@ -125,14 +152,14 @@ class CostEntry(Section):
 
     images: Count
     changed: Share
-    largest_difference: float
+    largest_difference: Share
     fp32_blocks: Count
 
 
 class Exemplars(Section):
     """A few images a class: class tokens, frozen tokens (both half precision), keys; pictures only on demand."""
 
-    per_class: Count
+    per_class: Width
     thumbnails: bool
 
 
@@ -159,7 +186,7 @@ class Manifest(Section):
     backbone: BackboneEntry
     preprocessing: Preprocessing
     classes: list[ClassEntry] = Field(min_length=1)
-    parts: int | None
+    parts: Annotated[int, Field(ge=1, le=1024)] | None
     projection: ProjectionEntry | None
     fusion: FusionEntry
     novelty: NoveltyEntry
@@ -173,9 +200,30 @@ class Manifest(Section):
     settings: Settings
     files: dict[str, FileEntry]
 
+    @model_validator(mode="after")
+    def _agreeing(self) -> Manifest:
+        """What is said twice is said alike: a rediscovery reads the settings, a server the entries."""
+        data, used = self.settings.data, self.preprocessing.settings()
+        for name in ("image_size", "crop_ratio", "max_aspect", "max_megapixels"):
+            if getattr(data, name) != getattr(used, name):
+                raise ValueError(
+                    f"preprocessing.{name} is {getattr(used, name)}, settings.data.{name} is {getattr(data, name)}"
+                )
+        if len({self.parts is None, self.projection is None, self.method == "simgcd"}) > 1:
+            raise ValueError("method, parts and projection do not belong together")
+        return self
+
     def to_json(self) -> str:
         """The text of manifest.json."""
         return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _finite(text: str) -> float:
+    """A number of JSON; Python's reader takes NaN, Infinity and 1e999 too, which no answer could carry on."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return value
 
 
 def parse_manifest(text: bytes) -> Manifest:
@@ -185,7 +233,7 @@ def parse_manifest(text: bytes) -> Manifest:
         UserError: it is no manifest, of another schema version, or its fields contradict each other.
     """
     try:
-        raw = json.loads(text)
+        raw = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise UserError(f"manifest.json is no JSON ({error}): export the bundle again", 1) from error
     if not isinstance(raw, dict) or raw.get("format") != "partgcd bundle":

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from partgcd.config.tree import DataSettings
+from partgcd.config.errors import UserError
 from partgcd.data.decode import BrokenImage, decode
 from partgcd.data.pixels import evaluation_view
 from partgcd.export.bundle import GRAPH, open_bundle
@@ -80,17 +80,13 @@ class Predictor:
     """A bundle ready to answer. Make one with `load`; any number of threads may call it."""
 
     def __init__(self, session: Any, manifest: Manifest, version: str) -> None:
-        data = manifest.preprocessing
         self.manifest = manifest
         self.version = version
         self.classes: list[ClassEntry] = manifest.classes
         self.has_parts = manifest.parts is not None
         self._fold: Fold | None = None
         self._session = session
-        self._data = DataSettings(
-            image_size=data.image_size, crop_ratio=data.crop_ratio, max_aspect=data.max_aspect,
-            max_megapixels=data.max_megapixels,
-        )  # fmt: skip
+        self._data = manifest.preprocessing.settings()
 
     @classmethod
     def load(cls, path: Path, threads: int = 0, provider: Provider = "auto") -> Predictor:
@@ -145,6 +141,7 @@ class Predictor:
 
         Raises:
             ValueError: the pixels do not fit, ``top_k`` is below 1, or a bundle without parts is to explain.
+            UserError: the graph can't be run, or answers with what is no number.
         """
         size = self.image_size
         if pixels.ndim != 4 or pixels.shape[1:] != (3, size, size) or pixels.dtype != np.uint8:
@@ -160,6 +157,8 @@ class Predictor:
         found = run(self._session, pixels)
         answers = []
         probabilities = found["fused"]
+        if not (np.isfinite(probabilities).all() and np.isfinite(found["novelty"]).all()):
+            raise UserError("model.onnx answers with what is no number: export the bundle again", 1)
         if self._fold is not None:
             probabilities = self._fold(probabilities, found.get(FEATURE))
         for row, fused in enumerate(probabilities):

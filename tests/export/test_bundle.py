@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save
 
 from partgcd.config.errors import UserError
 from partgcd.export.bundle import Bundle, building, open_bundle
@@ -30,6 +32,12 @@ def rewrite(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
     text = json.dumps(manifest).encode()
     (bundle / "manifest.json").write_bytes(text)
     (bundle / "manifest.sha256").write_text(f"{hashlib.sha256(text).hexdigest()}  manifest.json\n")
+
+
+def resized(manifest: dict[str, Any], side: int) -> None:
+    """Another size of image, wherever a manifest says it."""
+    manifest["preprocessing"].update(image_size=side, short_side=round(side / 0.875))
+    manifest["settings"]["data"].update(image_size=side)
 
 
 def refused(bundle: Path, *words: str, code: int = 1) -> None:
@@ -166,10 +174,10 @@ def test_a_manifest_that_is_none_is_refused(copied: Path, text: bytes) -> None:
     ("change", "told"),
     [
         (lambda m: m["graph"].update(outputs=["logits"]), "does not know"),
-        (lambda m: m["preprocessing"].update(image_size=96), "pixels is tensor"),
+        (lambda m: resized(m, 96), "pixels is tensor"),
         (lambda m: m["classes"].pop(), "global is tensor"),
         (lambda m: m.update(parts=4), "maps is tensor"),
-        (lambda m: m["graph"].update(input="image"), "other inputs and outputs"),
+        (lambda m: m["graph"].update(input="image"), r"graph\.input"),
     ],
 )  # fmt: skip
 def test_a_graph_that_is_not_the_manifests_is_refused(
@@ -179,6 +187,103 @@ def test_a_graph_that_is_not_the_manifests_is_refused(
     for load in (lambda: Predictor.load(copied, 1, "cpu"), lambda: check_bundle(copied, "cpu")):
         with pytest.raises(UserError, match=told):
             load()
+
+
+NOT_A_NUMBER = [float("nan"), float("inf"), -float("inf")]
+
+
+@pytest.mark.parametrize(
+    ("place", "values"),
+    [
+        ("preprocessing.crop_ratio", [5.0, 0.0, -1.0, 1e-9, *NOT_A_NUMBER, None, "wide"]),
+        ("preprocessing.image_size", [0, -64, 10**9, 64.5]),
+        ("preprocessing.short_side", [0, 1, 10**9]),
+        ("preprocessing.max_aspect", [0.0, 1e9, *NOT_A_NUMBER]),
+        ("preprocessing.max_megapixels", [0.0, -1.0, 1e9, *NOT_A_NUMBER]),
+        ("preprocessing.std", [[0.2, 0.0, 0.2], [0.2, 0.2], [float("nan")] * 3]),
+        ("preprocessing.mean", [[0.5, 0.5, 2.0], [0.5] * 4]),
+        ("backbone.grid", [[0, 16], [-4, -4], [10**9, 10**9], [4]]),
+        ("backbone.dim", [0, -1, 10**12]),
+        ("fusion.temperature", [0.0, -0.1, *NOT_A_NUMBER]),
+        ("fusion.part_weight", [-1.0, *NOT_A_NUMBER]),
+        ("novelty.threshold", [*NOT_A_NUMBER, "high"]),
+        ("novelty.false_alarm_rate", [1.5, float("nan")]),
+        ("parity.tolerance", [1e9, 1.0, 0.0, -1e-4, *NOT_A_NUMBER]),
+        ("parity.batches", [[0], [10**9], list(range(1, 100))]),
+        ("parts", [0, -3, 10**9, None]),
+        ("projection.dims", [0, 10**9]),
+        ("graph.opset", [0, 10**6]),
+        ("graph.outputs", [["global"] * 1000, []]),
+        ("exemplars.per_class", [0, 10**9]),
+        ("method", ["simgcd", "gcd"]),
+        ("accuracy", [{"v2": float("nan")}, {"v2": {"all": float("inf")}}]),
+        ("settings.data.image_size", [96]),
+        ("settings.train.max_grad_norm", [float("inf")]),
+        ("settings.train.epochs", [0, -5]),
+    ],
+)  # fmt: skip
+def test_values_that_code_relies_on_are_in_their_range(copied: Path, place: str, values: list[Any]) -> None:
+    """What check calls whole can be classified with: whatever a manifest says, it is refused in one line."""
+    good = (copied / "manifest.json").read_bytes()
+    *sections, key = place.split(".")
+    for value in values:
+        (copied / "manifest.json").write_bytes(good)
+
+        def change(manifest: dict[str, Any], value: Any = value) -> None:
+            for section in sections:
+                manifest = manifest[section]
+            manifest[key] = value
+
+        rewrite(copied, change)
+        with pytest.raises(UserError) as told:
+            check_bundle(copied, "cpu")
+        assert told.value.code == 1 and "\n" not in str(told.value) and "refused" not in str(told.value), (
+            value
+        )
+        with pytest.raises(UserError):
+            Predictor.load(copied, 1, "cpu")
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "Infinity", "NaN"])
+def test_numbers_beyond_all_bounds_are_refused(copied: Path, number: str) -> None:
+    text = (copied / "manifest.json").read_text().replace('"threshold": ', f'"threshold": {number}, "x": ', 1)
+    (copied / "manifest.json").write_text(text)
+    (copied / "manifest.sha256").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}  manifest.json\n")
+    refused(copied, "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "change", "told"),
+    [
+        ("gmm_bank", "mu", lambda t: t[:-1], "has mu as"),
+        ("gmm_bank", "var", lambda t: -t, "variances"),
+        ("gmm_bank", "log_pi", lambda t: t * np.nan, "log_pi that are no numbers"),
+        ("gmm_bank", "shared.mu", None, "lacks shared.mu"),
+        ("exemplars", "classes", lambda t: t + 100, "exemplars of class"),
+        ("exemplars", "classes", lambda t: t - 100, "exemplars of class -"),
+        ("exemplars", "cls", lambda t: t[:, :-1].copy(), "has cls as"),
+        ("exemplars", "keys", lambda t: t.astype(np.float32), "has keys as"),
+        ("exemplars", "tokens", lambda t: t * np.float16(np.inf), "tokens that are no numbers"),
+        ("weights", "prototypes.weight", lambda t: t[:-1], "has prototypes.weight as"),
+        ("weights", "prototypes.weight", lambda t: np.full_like(t, np.nan), "no numbers"),
+        ("parity", "expected.fused", lambda t: np.full_like(t, np.nan), "does not hold what the parity test"),
+    ],
+)  # fmt: skip
+def test_tensors_of_another_kind_are_refused(
+    copied: Path, file: str, name: str, change: Callable[[Any], Any] | None, told: str
+) -> None:
+    path = copied / f"{file}.safetensors"
+    tensors = load_file(path)
+    value = tensors.pop(name)
+    if change is not None:
+        tensors[name] = np.ascontiguousarray(change(value))
+    data = save(tensors)
+    path.write_bytes(data)
+    entry = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    rewrite(copied, lambda manifest: manifest["files"].update({path.name: entry}))
+    with pytest.raises(UserError, match=told) as refusal:
+        check_bundle(copied, "cpu")
+    assert refusal.value.code == 1
 
 
 def test_a_graph_that_answers_otherwise_is_refused(copied: Path) -> None:
@@ -195,6 +300,63 @@ def test_a_graph_that_answers_otherwise_is_refused(copied: Path) -> None:
     rewrite(copied, lambda manifest: manifest["files"].update({"model.onnx": entry}))
     with pytest.raises(UserError, match="does not answer as the model does"):
         check_bundle(copied, "cpu")
+
+
+def with_graph(bundle: Path, change: Callable[[Any], object]) -> None:
+    """Change the graph as somebody would who also mends its digest."""
+    import onnx
+
+    graph = onnx.load(str(bundle / "model.onnx"))
+    change(graph.graph)
+    data = graph.SerializeToString()
+    (bundle / "model.onnx").write_bytes(data)
+    entry = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    rewrite(bundle, lambda manifest: manifest["files"].update({"model.onnx": entry}))
+
+
+def leaking(graph: Any) -> None:
+    """Add a byte of ./outside.bin to the novelty score."""
+    from onnx import TensorProto, helper
+
+    tensor = TensorProto(
+        name="outside", data_type=TensorProto.UINT8, dims=[1], data_location=TensorProto.EXTERNAL
+    )
+    for key, value in (("location", "outside.bin"), ("offset", "0"), ("length", "1")):
+        tensor.external_data.add(key=key, value=value)
+    graph.initializer.append(tensor)
+    node = next(each for each in graph.node if "novelty" in each.output)
+    node.output[list(node.output).index("novelty")] = "within"
+    graph.node.append(helper.make_node("Cast", ["outside"], ["leak"], to=TensorProto.FLOAT))
+    graph.node.append(helper.make_node("Add", ["within", "leak"], ["novelty"]))
+
+
+def test_a_bundle_reads_no_file_outside_itself(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_graph(copied, leaking)
+    (tmp_path / "outside.bin").write_bytes(b"*")
+    monkeypatch.chdir(tmp_path)
+    for load in (lambda: Predictor.load(copied, 1, "cpu"), lambda: check_bundle(copied, "cpu")):
+        with pytest.raises(UserError, match="'outside' lies in a file outside of it"):
+            load()
+
+
+def not_a_number(graph: Any) -> None:
+    """Answers that divide by nothing."""
+    from onnx import helper, numpy_helper
+
+    node = next(each for each in graph.node if "novelty" in each.output)
+    node.output[list(node.output).index("novelty")] = "within"
+    graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), "nothing"))
+    graph.node.append(helper.make_node("Div", ["within", "nothing"], ["novelty"]))
+
+
+def test_answers_that_are_no_numbers_are_one_line(copied: Path) -> None:
+    with_graph(copied, not_a_number)
+    predictor = Predictor.load(copied, 1, "cpu")
+    size = predictor.image_size
+    with pytest.raises(UserError, match="no number"):
+        predictor.answer(np.zeros((1, 3, size, size), np.uint8))
 
 
 def test_no_bundle_there_names_the_command_that_makes_one(tmp_path: Path) -> None:
