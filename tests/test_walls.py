@@ -16,11 +16,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ADAPTERS = ("cli", "serving", "training")
 ROOMS = (
-    "config", "data", "backbone", "parts", "model", "run", "discovery", "export", "continual", "report",
+    "config", "decoding", "data", "backbone", "parts", "model", "run", "discovery", "export", "continual", "report",
     "benchmark",
 )  # fmt: skip
 # Rooms that see less than all that lies above them.
-ONLY = {"parts": set[str](), "run": {"config"}}
+ONLY = {"decoding": set[str](), "parts": set[str](), "run": {"config"}}
 LONGEST = 400
 UNPICKLERS = {"cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 

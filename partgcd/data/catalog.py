@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from partgcd.data.cells import path_cell, read_path_cell, text_cell
 from partgcd.data.errors import UserError
 
 
@@ -103,7 +104,7 @@ class Catalog:
         _write_rows(
             folder / "duplicates.csv",
             ("path", "same_as"),
-            [(each.path, each.same_as) for each in self.duplicates],
+            [(path_cell(each.path), path_cell(each.same_as)) for each in self.duplicates],
         )
         # Last and in one step: a folder with a catalog.parquet has the whole catalog, whenever a kill came.
         target, temporary = folder / "catalog.parquet", folder / f".catalog.parquet.{os.getpid()}.tmp"
@@ -133,8 +134,13 @@ class Catalog:
                 labels=np.array(labels, np.int64),
                 label_names=label_names,
                 sizes=np.stack([table["width"].to_numpy(), table["height"].to_numpy()], 1).astype(np.int32),
-                broken=[Broken(*row) for row in _read_rows(folder / "quarantine.csv")],
-                duplicates=[Duplicate(*row) for row in _read_rows(folder / "duplicates.csv")],
+                broken=[
+                    Broken(read_path_cell(path), reason)
+                    for path, reason in _read_rows(folder / "quarantine.csv")
+                ],
+                duplicates=[
+                    Duplicate(*map(read_path_cell, row)) for row in _read_rows(folder / "duplicates.csv")
+                ],
                 notes=about["notes"],
             )
         except FileNotFoundError as error:
@@ -149,7 +155,8 @@ class Catalog:
 
 def write_quarantine(path: Path, broken: list[Broken]) -> None:
     """Write a CSV (path, reason) of the images left out. Names with newlines are quoted, as CSV wants it."""
-    _write_rows(path, ("path", "reason"), [(each.path, each.reason) for each in broken])
+    rows = [(path_cell(each.path), str(text_cell(each.reason))) for each in broken]
+    _write_rows(path, ("path", "reason"), rows)
 
 
 def _write_rows(path: Path, header: tuple[str, str], rows: list[tuple[str, str]]) -> None:

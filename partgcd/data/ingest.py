@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import tempfile
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,16 +22,17 @@ from typing import BinaryIO
 import numpy as np
 import PIL
 from numpy.typing import NDArray
+from PIL import Image
 
 from partgcd.config.tree import DataSettings
 from partgcd.data.catalog import Broken, Catalog, Duplicate, write_quarantine
-from partgcd.data.decode import BrokenImage, decode, read_image
 from partgcd.data.errors import UserError
 from partgcd.data.listing import Listing
 from partgcd.data.names import first_few, printable, storable
 from partgcd.data.pixels import ABOUT, INDEX, PIXELS, PixelStore, planes, read_about, resize
+from partgcd.decoding.decode import BrokenImage, decoded, read_image
 
-_FORMAT = 1
+_FORMAT = 2  # raised whenever the pixels of any readable file change
 Progress = Callable[[int, int], None]
 
 
@@ -44,6 +44,7 @@ class _Look:
     digest: bytes = b""
     size: tuple[int, int] = (0, 0)
     pixels: NDArray[np.uint8] | None = None
+    flat: bool = False
 
 
 def ingest(
@@ -191,21 +192,17 @@ def _look_at_all(
     ahead: deque[Future[_Look]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
-        with warnings.catch_warnings():
-            # What Pillow only warns of (odd EXIF, say) is no news to the user; what it cannot read is
-            # quarantined.
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            for entry in islice(entries, 2 * workers):
+        for entry in islice(entries, 2 * workers):
+            ahead.append(pool.submit(_look, listing.root, entry.path, image, keep))
+        done = 0
+        while ahead:
+            look = ahead.popleft().result()
+            for entry in islice(entries, 1):
                 ahead.append(pool.submit(_look, listing.root, entry.path, image, keep))
-            done = 0
-            while ahead:
-                look = ahead.popleft().result()
-                for entry in islice(entries, 1):
-                    ahead.append(pool.submit(_look, listing.root, entry.path, image, keep))
-                done += 1
-                if progress is not None:
-                    progress(done, total)
-                yield look
+            done += 1
+            if progress is not None:
+                progress(done, total)
+            yield look
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -215,13 +212,24 @@ def _look(root: Path, path: str, image: DataSettings, keep: bool) -> _Look:
         return _Look("file name is not UTF-8: rename it")
     try:
         data = read_image(root / path)
-        picture = decode(data, image.max_megapixels)
-        pixels = planes(resize(picture, image)) if keep else None
+        with decoded(data, image.max_megapixels) as picture:
+            pixels = planes(resize(picture, image)) if keep else None
+            size, flat = picture.size, _is_flat(picture)
     except BrokenImage as broken:
         return _Look(broken.reason)
     except MemoryError:
         return _Look("does not fit in memory")
-    return _Look("", hashlib.sha256(data).digest(), picture.size, pixels)
+    return _Look("", hashlib.sha256(data).digest(), size, pixels, flat)
+
+
+def _is_flat(picture: Image.Image) -> bool:
+    """Whether a picture is one colour: a lens cap, a failed export, or values that this program stretches wrongly."""
+
+    def one_colour(image: Image.Image) -> bool:
+        return len(image.getcolors(1) or ()) == 1
+
+    # Nearly all pictures are seen not to be by a few of their pixels.
+    return one_colour(picture.resize((16, 16), Image.Resampling.NEAREST)) and one_colour(picture)
 
 
 def _catalog(listing: Listing, looks: list[_Look]) -> tuple[Catalog, NDArray[np.int64]]:
@@ -250,6 +258,10 @@ def _catalog(listing: Listing, looks: list[_Look]) -> tuple[Catalog, NDArray[np.
     notes = [storable(note) for note in listing.notes]
     if disputed:
         notes.append(f"{len(disputed)} copies have another label, the first is kept: {first_few(disputed)}")
+    flat = [entries[number].path for number in kept if looks[number].flat]
+    if flat:
+        what = "image is" if len(flat) == 1 else "images are"
+        notes.append(f"{len(flat)} {what} one flat colour: {first_few(flat)}")
     lost = sorted({entry.label for entry in entries if entry.label is not None} - set(names))
     if lost:
         notes.append(f"classes without a usable image are dropped: {first_few(lost)}")

@@ -50,7 +50,7 @@ def check_interface(session: Any, manifest: Manifest) -> None:
         outputs = manifest.graph.outputs
     if manifest.graph.outputs != outputs:
         raise UserError("manifest.json names outputs that this program does not know: update partgcd", 1)
-    wanted = {manifest.graph.input: ("tensor(uint8)", [3, size, size])}
+    wanted: dict[str, tuple[str, list[int]]] = {manifest.graph.input: ("tensor(uint8)", [3, size, size])}
     wanted |= {
         name: ("tensor(int64)" if name == "assigned" else "tensor(float)", shapes[name]) for name in outputs
     }

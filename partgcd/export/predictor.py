@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from partgcd.config.errors import UserError
-from partgcd.data.decode import BrokenImage, decode
 from partgcd.data.pixels import evaluation_view
+from partgcd.decoding.decode import BrokenImage, decoded
 from partgcd.export.bundle import GRAPH, open_bundle
 from partgcd.export.check import check_interface
 from partgcd.export.graph_names import FEATURE
@@ -128,7 +128,8 @@ class Predictor:
                 )
             return evaluation_view(Image.fromarray(np.ascontiguousarray(image)), self._data)
         try:
-            return evaluation_view(decode(image, self._data.max_megapixels), self._data)
+            with decoded(image, self._data.max_megapixels) as picture:
+                return evaluation_view(picture, self._data)
         except MemoryError as error:
             raise BrokenImage("does not fit in memory") from error
 

@@ -191,14 +191,14 @@ def test_a_finished_store_is_used_again_until_something_changes(
     store = tmp_path / "store"
     first = ingest(scan(data), store, SETTINGS)
     looks = 0
-    real = ingesting.decode
+    real = ingesting.decoded
 
     def counted(*arguments: Any) -> Any:
         nonlocal looks
         looks += 1
         return real(*arguments)
 
-    monkeypatch.setattr(ingesting, "decode", counted)
+    monkeypatch.setattr(ingesting, "decoded", counted)
     again = ingest(scan(data), store, SETTINGS)
     assert looks == 0 and again.digest() == first.digest() and again.root == first.root
     ingest(scan(data), store, SETTINGS.model_copy(update={"max_broken": 0.5}))
@@ -273,3 +273,15 @@ def test_the_malformed_corpus_is_sorted_into_rows_and_quarantine(
     for row, path in enumerate(catalog.paths):
         height, width, _ = expectations[path].pixels.shape
         assert catalog.sizes[row].tolist() == [width, height], path
+
+
+def test_pictures_of_one_colour_are_told(tmp_path: Path) -> None:
+    data = some(tmp_path / "data")
+    for name, colour in (("c0/flat.png", "grey"), ("c1/white.png", "white")):
+        Image.new("RGB", (50, 40), colour).save(data / name)
+    almost = Image.new("RGB", (50, 40), "grey")
+    almost.putpixel((33, 21), (0, 0, 0))
+    almost.save(data / "c1/almost.png")
+    for folder in (tmp_path / "store", None, tmp_path / "store"):
+        catalog = ingest(scan(data), folder, SETTINGS)
+        assert "2 images are one flat colour: c0/flat.png, c1/white.png" in catalog.notes

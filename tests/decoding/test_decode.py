@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import io
 import os
+import struct
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from partgcd.data import decode as decoder
-from partgcd.data.decode import BrokenImage, decode, read_image
+from partgcd.decoding import decode as decoder
+from partgcd.decoding.decode import SUFFIXES, Begun, BrokenImage, begin, decode, decoded, read_image
 
 
 def picture(width: int = 24, height: int = 20) -> Image.Image:
@@ -27,7 +30,6 @@ def encoded(kind: str, image: Image.Image | None = None, **options: Any) -> byte
     return file.getvalue()
 
 
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_every_odd_image_is_decoded_right_or_broken_with_a_reason(malformed_corpus: tuple[Path, Any]) -> None:
     folder, expectations = malformed_corpus
     assert len(expectations) >= 100
@@ -58,7 +60,7 @@ def test_bytes_and_path_decode_alike(tmp_path: Path) -> None:
 def test_the_pixel_limit_is_checked_without_decoding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(kind, picture(40, 30))
     assert decode(data, max_megapixels=0.0012).size == (40, 30)
-    monkeypatch.setattr(decoder, "_upright", lambda image: pytest.fail("was decoded"))
+    monkeypatch.setattr(Begun, "finish", lambda self: pytest.fail("was decoded"))
     with pytest.raises(BrokenImage, match="too many pixels: 40 x 30"):
         decode(data, max_megapixels=0.0011)
 
@@ -67,18 +69,18 @@ def test_the_pixel_limit_is_checked_without_decoding(kind: str, monkeypatch: pyt
 def test_pillows_own_limit_neither_warns_nor_raises(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(kind, picture(40, 30))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    monkeypatch.setattr(decoder, "_LARGE", 1000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert decode(data).size == (40, 30)
     assert Image.MAX_IMAGE_PIXELS == 1000
 
 
-def test_what_pillow_refuses_by_itself_is_broken_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = encoded("WEBP")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+def test_what_pillow_refuses_by_itself_is_broken_too() -> None:
+    def refuse() -> Image.Image:
+        raise Image.DecompressionBombError("Image size (9 pixels) exceeds limit")
+
     with pytest.raises(BrokenImage, match="Pillow's own limit"):
-        decode(data)
+        Begun((3, 3), 1, refuse).finish()
 
 
 @pytest.mark.parametrize("side, usable", [(7, False), (8, True)])
@@ -97,12 +99,15 @@ def test_the_smallest_side_is_eight_pixels(side: int, usable: bool) -> None:
 def test_whatever_a_reader_raises_is_a_broken_image(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(image: Any) -> Any:
+    def fail(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(decoder, "_upright", fail)
     with pytest.raises(BrokenImage) as caught:
-        decode(encoded("PNG"))
+        Begun((9, 9), 1, fail).finish()
+    assert caught.value.reason
+    monkeypatch.setattr(decoder, "_reader", lambda data: fail)
+    with pytest.raises(BrokenImage) as caught:
+        begin(encoded("PNG"))
     assert caught.value.reason
 
 
@@ -171,3 +176,99 @@ def test_random_damage_raises_nothing_but_broken_image(
 def test_random_bytes_raise_nothing_but_broken_image(data: bytes) -> None:
     with pytest.raises(BrokenImage):
         decode(data)
+
+
+def test_begin_reads_the_header_and_finish_the_pixels() -> None:
+    for kind in decoder.FORMATS:
+        data = encoded(kind)
+        begun = begin(data)
+        assert begun.size == (24, 20) and begun.bytes_needed >= 24 * 20 * 4, kind
+        assert begun.finish().tobytes() == decode(data).tobytes(), kind
+        with decoded(data) as image:
+            assert image.mode == "RGB" and image.size == (24, 20)
+
+
+# Each fills the memory in another way; megapixels keep what Python itself takes out of the figure.
+LARGE = {
+    "jpeg": ("JPEG", "RGB", {}),
+    "jpeg-progressive": ("JPEG", "RGB", {"progressive": True, "subsampling": 0}),
+    "jpeg-ink": ("JPEG", "CMYK", {}),
+    "jpeg-turned": (
+        "JPEG",
+        "RGB",
+        {"exif": b"Exif\0\0MM\0*\0\0\0\x08\0\1\x01\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"},
+    ),
+    "png": ("PNG", "RGB", {}),
+    "png-alpha": ("PNG", "RGBA", {}),
+    "png-grey16": ("PNG", "I;16", {}),
+    "gif": ("GIF", "P", {}),
+    "webp": ("WEBP", "RGB", {"lossless": True, "method": 0}),
+    "webp-alpha": ("WEBP", "RGBA", {"method": 0}),
+    "tiff": ("TIFF", "RGB", {"compression": "tiff_lzw"}),
+    "tiff-deflate": ("TIFF", "RGBA", {"compression": "tiff_deflate"}),
+    "tiff-float": ("TIFF", "F", {"compression": "tiff_deflate"}),
+    "tiff-fax": ("TIFF", "1", {"compression": "group4"}),
+    "bmp": ("BMP", "RGBA", {}),
+    "ppm": ("PPM", "RGB", {}),
+}
+
+_PEAK = """
+import resource, sys
+from pathlib import Path
+from partgcd.decoding.decode import begin
+data = Path(sys.argv[1]).read_bytes()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+begun = begin(data)
+image = begun.finish()
+print(begun.bytes_needed, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_bytes_needed_is_above_what_is_taken(name: str, tmp_path: Path) -> None:
+    kind, mode, options = LARGE[name]
+    (tmp_path / "image").write_bytes(encoded(kind, Image.new(mode, (4000, 3000)), **options))
+    # By way of a shell: a child of this process would count this process's peak as its own.
+    found = subprocess.run(
+        ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", _PEAK, str(tmp_path / "image")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    needed, taken = map(int, found.stdout.split())
+    assert taken <= needed <= 2.5 * taken + 60_000_000
+
+
+def test_a_folder_scan_knows_what_may_not_be_readable_here() -> None:
+    assert {".heic", ".heif", ".hif", ".avif"} <= SUFFIXES
+
+
+def test_warnings_of_pillow_reach_nobody_in_any_thread(tmp_path: Path) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 24, 3), np.uint8))
+    lzw = encoded("TIFF", noise, compression="tiff_lzw")
+    (tmp_path / "lzw.tif").write_bytes(lzw)
+    (tmp_path / "spoiled.tif").write_bytes(lzw[:300] + b"\xff" * 30 + lzw[330:])
+    exif = b"\xff\xe1" + struct.pack(">H", 38) + b"Exif\0\0II*\0\xff\xff\xff\x7f" + b"\xee" * 22
+    jpeg = encoded("JPEG")
+    (tmp_path / "exif.jpg").write_bytes(jpeg[:2] + exif + jpeg[2:])
+    code = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from PIL import Image
+from partgcd.decoding.decode import BrokenImage, decode
+Image.MAX_IMAGE_PIXELS = 300
+def look(path):
+    try:
+        decode(path)
+    except BrokenImage as broken:
+        print(broken.reason)
+with ThreadPoolExecutor(3) as pool:
+    list(pool.map(look, 5 * sorted(Path(sys.argv[1]).iterdir())))
+"""
+    found = subprocess.run(
+        [sys.executable, "-W", "always", "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stderr == ""
+    assert found.stdout.count("damaged") == 5
