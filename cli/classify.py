@@ -14,6 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from partgcd.cli.progress import Progress
+    from partgcd.data.places import Finder
 
 
 def classify(
@@ -73,47 +74,81 @@ def _told(progress: Progress, done: int, total: int) -> None:
 def find_images(words: list[str]) -> list[Path] | Iterator[Path]:
     """The files that the command line names, in its order; read from stdin as they come for '-'.
 
-    A file that is named is taken whatever its suffix; of folders, image files at any depth, by name.
+    A file that is named is taken whatever its suffix; of folders, the images that every command sees. What was left
+    out there, and names that were found in another spelling, are told in one line on stderr.
 
     Raises:
         UserError: a folder without images, a pattern that fits nothing, or '-' beside other words.
     """
     from partgcd.config.errors import UserError
+    from partgcd.data.places import Finder
 
+    finder = Finder(Path.cwd())
     if "-" in words:
         if len(words) > 1:
             raise UserError("- reads the list of images from stdin: give it alone")
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="surrogateescape")  # names are bytes, and not always UTF-8
-        return (Path(line) for line in map(_stripped, sys.stdin) if line)
+        return _listed(finder)
     found: list[Path] = []
+    notes: list[str] = []
     for word in words:
         # Unlike Path's, these answer no for a name that no file can have; its row says so later.
-        if os.path.isdir(word):  # noqa: PTH112
-            inside = list(_inside(Path(word)))
-            if not inside:
-                raise UserError(f"no images in '{word}'")
-            found += inside
-        elif glob.has_magic(word) and not os.path.exists(word):  # noqa: PTH110
-            fitting = [Path(name) for name in sorted(glob.glob(word, recursive=True))]  # noqa: PTH207 - any root
-            fitting = [file for each in fitting for file in (_inside(each) if each.is_dir() else [each])]
+        if not os.path.lexists(word) and glob.has_magic(word):
+            fitting = _fitting(word, notes)
             if not fitting:
                 raise UserError(f"no file fits '{word}'")
             found += fitting
+            continue
+        place = _place(word, finder)
+        if os.path.isdir(place):  # noqa: PTH112
+            inside = _inside(place, notes)
+            if not inside:
+                more = f" ({'; '.join(notes)})" if notes else ""
+                raise UserError(f"no images in '{word}'{more}")
+            found += inside
         else:
-            found.append(Path(word))
+            found.append(place)
+    _tell(notes + finder.notes("the command line"))
     return found
 
 
-def _stripped(line: str) -> str:
-    return line.rstrip("\r\n")
+def _listed(finder: Finder) -> Iterator[Path]:
+    """Files of the list on stdin, by lines or by NULs."""
+    for line in sys.stdin:
+        for written in line.split("\0"):
+            written = written.rstrip("\r\n")
+            if written.strip():
+                yield _place(written, finder)
+    _tell(finder.notes("stdin"))
 
 
-def _inside(folder: Path) -> Iterator[Path]:
-    from partgcd.data.decode import SUFFIXES
+def _place(written: str, finder: Finder) -> Path:
+    """As it is written where that is there, so that a row says what the list said."""
+    return Path(written if os.path.lexists(written) else finder.find(written) or written)
 
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES:
-                yield Path(place) / name
+
+def _fitting(pattern: str, notes: list[str]) -> list[Path]:
+    """What a pattern fits, each once; names of systems only where the pattern says them."""
+    from partgcd.data.walk import is_system
+
+    said = set(Path(pattern).parts)
+    found: dict[Path, None] = {}
+    for name in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207 - any root
+        place = Path(name)
+        if not any(is_system(part) and part not in said for part in place.parts):
+            found.update(dict.fromkeys(_inside(place, notes) if place.is_dir() else [place]))
+    return list(found)
+
+
+def _inside(folder: Path, notes: list[str]) -> list[Path]:
+    from partgcd.data.walk import walk
+
+    found = walk(folder)
+    notes += [f"{folder}: {note}" for note in found.notes()]
+    return [folder / path for path in found.files]
+
+
+def _tell(notes: list[str]) -> None:
+    if notes:
+        typer.echo("note: " + "; ".join(dict.fromkeys(notes)), err=True)

@@ -49,9 +49,10 @@ def demo(
     from partgcd.cli.progress import Progress
     from partgcd.data.samples import write_samples
     from partgcd.run.files import disk_errors
+    from partgcd.run.lock import claimed
 
     progress = Progress()
-    with disk_errors(out):
+    with claimed(out, "draws a field guide"), disk_errors(out):
         made = write_samples(
             out,
             seed,

@@ -22,6 +22,7 @@ def evaluate(
     Example: partgcd evaluate runs/20260101-120000-abc123 --truth truth.csv
     """
     from partgcd.config.errors import UserError
+    from partgcd.data.catalog import Catalog
     from partgcd.data.truth import read_truth
     from partgcd.discovery.evaluate import evaluate_run
     from partgcd.report.build import build_report
@@ -31,7 +32,15 @@ def evaluate(
     folder = RunFolder.open(find_run(run))
     if truth is None and not folder.truth.exists():
         raise UserError("this run knows no truth: give --truth FILE with columns path,truth")
-    result = evaluate_run(folder, read_truth(truth if truth is not None else folder.truth))
+    if truth is not None and folder.predictions.exists():
+        catalog = Catalog.load(folder.path)
+        notes: list[str] = []
+        told = read_truth(truth, catalog.root, catalog.paths, notes.append)
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
+    else:
+        told = read_truth(truth if truth is not None else folder.truth)
+    result = evaluate_run(folder, told)
     if masks is not None:
         from partgcd.discovery.part_score import score_parts
 

@@ -22,12 +22,11 @@ from partgcd.benchmark.life_score import changed_meaning, moved_away, score, unk
 from partgcd.benchmark.quality import measured_settings, same_settings
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
-from partgcd.continual.lock import BUSY, locked
 from partgcd.continual.recall import ask, recall
 from partgcd.continual.rediscover import Request, rediscover
 from partgcd.continual.registry import Registry
-from partgcd.data.decode import decode
 from partgcd.data.pixels import evaluation_view
+from partgcd.decoding.decode import decode
 from partgcd.discovery.discover import discover
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.task import Task
@@ -38,6 +37,7 @@ from partgcd.model.module import DiscoveryModel
 from partgcd.run.device import pick_device, processor
 from partgcd.run.files import read_json, write_bytes, write_csv, write_json
 from partgcd.run.folder import RunFolder
+from partgcd.run.lock import BUSY, locked
 from partgcd.run.world import SoloWorld
 
 Say = Callable[[str], None]

@@ -151,7 +151,8 @@ def parse_plan(file: Path, kind: type[AnyPlan]) -> AnyPlan:
     except FileNotFoundError:
         raise UserError(f"no plan '{file}'") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"plan '{file}' can't be read: {str(error).splitlines()[0]}") from error
+        code = 1 if isinstance(error, OSError) else 2
+        raise UserError(f"plan '{file}' can't be read: {str(error).splitlines()[0]}", code) from error
     try:
         return kind.model_validate(loaded)
     except ValidationError as error:

@@ -8,7 +8,7 @@ import numpy as np
 
 from partgcd.benchmark.plan import SetSpec
 from partgcd.config.errors import UserError
-from partgcd.data.decode import SUFFIXES
+from partgcd.data.walk import walk
 from partgcd.run.files import write_csv
 
 
@@ -24,7 +24,12 @@ def write_set(spec: SetSpec, photos: Path, manifest: Path) -> int:
     root = (photos / spec.folder).resolve()
     if not root.is_dir():
         raise UserError(f"no data set '{spec.folder}' below '{photos}'")
-    names = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+    found = walk(root)
+    files: dict[str, list[str]] = {name: [] for name in sorted(found.folders) if name and "/" not in name}
+    for path in found.files:
+        if "/" in path:
+            files[path.partition("/")[0]].append(path)
+    names = list(files)
     if spec.draw is not None:
         if spec.draw > len(names):
             raise UserError(f"'{spec.folder}' has {len(names)} classes, {spec.draw} were to be drawn")
@@ -35,10 +40,8 @@ def write_set(spec: SetSpec, photos: Path, manifest: Path) -> int:
         raise UserError(f"'{spec.folder}': rest needs a draw")
     rows = []
     for rank, name in enumerate(_tail_order(names, spec)):
-        files = sorted(path for path in (root / name).iterdir() if path.suffix.lower() in SUFFIXES)
-        if spec.tail is not None:
-            files = files[: _tail_size(spec.tail, rank, len(names))]
-        rows += [(str(path), name) for path in files]
+        kept = files[name] if spec.tail is None else files[name][: _tail_size(spec.tail, rank, len(names))]
+        rows += [(str(root / path), name) for path in kept]
     write_csv(manifest, ["path", "label"], rows)
     return len(names)
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partgcd.config.errors import UserError
-from partgcd.data.decode import SUFFIXES, BrokenImage, read_image
-from partgcd.data.listing import Entry, Listing
+from partgcd.data.listing import ALL_LABELLED, NO_LABELS, Entry, Listing
 from partgcd.data.pixels import PixelStore
-from partgcd.data.scan import scan
+from partgcd.data.scan import is_folder, scan
+from partgcd.data.walk import walk
+from partgcd.decoding.decode import BrokenImage, read_image
 
 _BLANK = 4.0  # variance of grey values
 _RELATED = 0.15  # correlation of pixels four apart: resizing and JPEG blocks bind nearer ones in noise, too
@@ -29,6 +28,7 @@ class Arrivals:
         keys: content key of each of them.
         files, seen, copies, unreadable: how many files there were, were seen before, repeat another one, and could
             not be opened.
+        notes: lines on what the folder holds and was not looked at.
     """
 
     listing: Listing
@@ -37,6 +37,11 @@ class Arrivals:
     seen: int
     copies: int
     unreadable: int
+    notes: tuple[str, ...] = ()
+
+    def left_out(self) -> str:
+        """What was not looked at, as the end of a line."""
+        return "".join(f"; {note}" for note in self.notes)
 
     def digest(self) -> str:
         """Of the set of contents, whatever the files are called."""
@@ -52,7 +57,7 @@ def look_through(folder: Path, seen: NDArray[np.uint64]) -> Arrivals:
     Raises:
         UserError: no such folder.
     """
-    listing = _files(folder)
+    listing, notes = _files(folder)
     known, found = set(seen.tolist()), set[int]()
     entries, keys = [], []
     copies = before = unreadable = 0
@@ -71,25 +76,20 @@ def look_through(folder: Path, seen: NDArray[np.uint64]) -> Arrivals:
             entries.append(Entry(entry.path))
             keys.append(key)
     kept = replace(listing, entries=entries, notes=[])
-    return Arrivals(kept, np.array(keys, dtype=np.uint64), len(listing.entries), before, copies, unreadable)
+    found_keys = np.array(keys, dtype=np.uint64)
+    return Arrivals(kept, found_keys, len(listing.entries), before, copies, unreadable, tuple(notes))
 
 
-def _files(folder: Path) -> Listing:
-    """Every image below a folder, or of a manifest; hidden files are left out, and labels are nobody's business."""
-    if not folder.exists():
-        raise UserError(f"no such folder: '{folder}'")
-    if not folder.is_dir():
-        return scan(folder)
-    root, entries = folder.absolute(), list[Entry]()
-    for place, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        here = Path(place).relative_to(root)
-        entries += [
-            Entry((here / name).as_posix())
-            for name in sorted(files)
-            if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES
-        ]
-    return Listing(root, entries, [], "no labels")
+def _files(folder: Path) -> tuple[Listing, list[str]]:
+    """Every image of a folder, or of a manifest, and what was left out; labels are nobody's business."""
+    if not is_folder(folder, "folder"):
+        listing = scan(folder)
+        return listing, [note for note in listing.notes if note not in (NO_LABELS, ALL_LABELLED)]
+    found = walk(folder.absolute())
+    # An inbox always holds its record, and files that a server is about to write.
+    return Listing(found.root, [Entry(path) for path in found.files], [], "no labels"), found.notes(
+        files=False
+    )
 
 
 def content_key(data: bytes) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partgcd.data.names import first_few
+from partgcd.data.words import fold
 
 ALL_LABELLED = (
     "every image is labelled, so nothing can be discovered: add a folder 'unlabelled', or use --protocol"
@@ -39,15 +40,17 @@ class Listing:
 
 
 def label_notes(entries: list[Entry]) -> list[str]:
-    """Lines about labels that may be a mistake: none, nothing but labels, names that differ only in case."""
+    """Lines about labels that may be a mistake: none, nothing but labels, names that are nearly one."""
     labels = sorted({entry.label for entry in entries if entry.label is not None})
     if not labels:
         return [NO_LABELS]
     notes = [] if any(entry.label is None for entry in entries) else [ALL_LABELLED]
     folded: dict[str, list[str]] = {}
     for label in labels:
-        folded.setdefault(label.casefold(), []).append(label)
+        folded.setdefault(fold(label) or label, []).append(label)
     alike = [" / ".join(names) for names in folded.values() if len(names) > 1]
     if alike:
-        notes.append(f"class names that differ only in case are different classes: {first_few(alike)}")
+        notes.append(
+            f"class names that differ only in case, blanks or hyphens are different classes: {first_few(alike)}"
+        )
     return notes

@@ -16,7 +16,8 @@ from typing import Any
 
 from partgcd.data.errors import UserError
 from partgcd.data.listing import ALL_LABELLED, Listing
-from partgcd.data.names import first_few, printable
+from partgcd.data.names import clean_label, first_few, printable
+from partgcd.data.places import Finder
 
 
 def gcd_protocol(
@@ -57,24 +58,32 @@ def gcd_protocol(
         f"protocol, seed {seed}: {count} of {len(names)} classes are old, "
         f"{len(labelled)} of {len(listing.entries)} images keep their label"
     )
-    return _relabelled(listing, truth, labelled, set(truth), note, "protocol"), truth
+    return _relabelled(listing, truth, labelled, set(truth), [note], "protocol"), truth
 
 
 def read_split(file: Path, listing: Listing) -> tuple[Listing, dict[str, str]]:
     """The split a JSON file states: {"old_classes": [...], "labelled": [paths], "unlabelled": [paths]}.
 
-    Paths are the listing's. Without "unlabelled" every other image is unlabelled; with it, images in neither
-    list are left out. Returns what ``gcd_protocol`` returns, truth for each image whose class is known.
-    Raises UserError.
+    Paths are the listing's, in whatever way they are written (``places.Finder``). Without "unlabelled" every
+    other image is unlabelled; with it, images in neither list are left out. Returns what ``gcd_protocol`` returns,
+    truth for each image whose class is known. Raises UserError.
     """
     name = printable(file.name)
     split = _read_lists(file, name)
     truth = _classes(listing)
     paths = {entry.path for entry in listing.entries}
-    old, labelled = set(split["old_classes"]), set(split["labelled"])
+    finder = Finder(listing.root, [file.parent, Path.cwd()], paths)
+    for key in ("labelled", "unlabelled"):
+        if key in split:
+            split[key] = [finder.find(written) or written for written in split[key]]
+    known = set(truth.values())
+    old = {each if each in known else clean_label(each) for each in split["old_classes"]}
+    labelled = set(split["labelled"])
     chosen = labelled | set(split["unlabelled"]) if "unlabelled" in split else paths
-    _none(old - set(truth.values()), f"{name} names old classes that are not in the data")
-    _none((labelled | chosen) - paths, f"{name} names images that are not in the data")
+    _none(old - known, f"{name} names old classes that are not in the data")
+    strange = (labelled | chosen) - paths
+    more = "; ".join(finder.notes(name)) if strange else ""
+    _none(strange, f"{name} names images that are not in the data", more)
     if "unlabelled" in split:
         _none(labelled & set(split["unlabelled"]), f"{name} lists images both as labelled and as unlabelled")
     _none(
@@ -84,7 +93,7 @@ def read_split(file: Path, listing: Listing) -> tuple[Listing, dict[str, str]]:
     _none(old - {truth[path] for path in labelled}, f"{name} labels no image of these old classes")
     note = f"split {name}: {len(old)} old classes, {len(labelled)} of {len(chosen)} images keep their label"
     kept = {path: label for path, label in truth.items() if path in chosen}
-    return _relabelled(listing, truth, labelled, chosen, note, "split"), kept
+    return _relabelled(listing, truth, labelled, chosen, [*finder.notes(name), note], "split"), kept
 
 
 def _read_lists(file: Path, name: str) -> dict[str, list[str]]:
@@ -110,10 +119,10 @@ def _read_lists(file: Path, name: str) -> dict[str, list[str]]:
     return split
 
 
-def _none(names: Iterable[str], complaint: str) -> None:
+def _none(names: Iterable[str], complaint: str, more: str = "") -> None:
     wrong = sorted(names)
     if wrong:
-        raise UserError(f"{complaint}: {first_few(wrong, 5)}")
+        raise UserError(f"{complaint}: {first_few(wrong, 5)}" + (f" ({more})" if more else ""))
 
 
 def _classes(listing: Listing) -> dict[str, str]:
@@ -123,7 +132,12 @@ def _classes(listing: Listing) -> dict[str, str]:
 
 
 def _relabelled(
-    listing: Listing, truth: dict[str, str], labelled: set[str], chosen: set[str], note: str, layout: str
+    listing: Listing,
+    truth: dict[str, str],
+    labelled: set[str],
+    chosen: set[str],
+    more: list[str],
+    layout: str,
 ) -> Listing:
     entries = [
         replace(
@@ -133,7 +147,7 @@ def _relabelled(
         if entry.path in chosen
     ]
     notes = [each for each in listing.notes if each != ALL_LABELLED]
-    return Listing(listing.root, entries, [*notes, note], layout)
+    return Listing(listing.root, entries, [*notes, *more], layout)
 
 
 def _shuffled(names: list[str], seed: int, purpose: str) -> list[str]:

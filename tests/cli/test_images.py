@@ -26,6 +26,27 @@ def test_inspect_tells_what_is_there_and_what_is_broken_and_writes_nothing(
     assert sorted(images.parent.rglob("*")) == before
 
 
+def test_train_says_at_once_what_inspect_says_of_how_folders_are_read(
+    partgcd: Partgcd, train: Partgcd, images: Path, tmp_path: Path
+) -> None:
+    inner = tmp_path / "data" / "photos"
+    inner.mkdir(parents=True)
+    for name in ("ash", "birch"):
+        (images / name).rename(inner / name)
+    (images / "unlabelled").rename(tmp_path / "data" / "to sort")
+    (inner / "cedar" / "@eaDir").mkdir(parents=True)
+    told = partgcd("inspect", "--data", "data").out
+    notes = [line.strip() for line in told[told.index("notes:") :].splitlines()[1:]]
+    assert "labelled 8" in " ".join(told.split())
+    for what in ("photos is read as the folder of the classes", "to sort (10)", "photos/cedar (only @eaDir)"):
+        assert sum(what in note for note in notes) == 1, notes
+    answer = train("--data", "data", "--out", "run", "--classes", "3", "--method", "kmeans")
+    assert answer.code == 0, answer.err
+    lines = answer.err.splitlines()
+    assert [line.removeprefix("note: ") for line in lines if line.startswith("note: ")] == notes
+    assert "3 categories (given): 2 labelled, 1 discovered" in answer.out
+
+
 def test_inspect_shows_a_folder_of_nothing_but_broken_images(partgcd: Partgcd, tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "a.png").write_bytes(b"")
@@ -83,3 +104,12 @@ def test_demo_into_a_place_that_cannot_be_is_one_line(partgcd: Partgcd, tmp_path
     (tmp_path / "file").write_text("")
     answer = partgcd("demo", "--out", out, "--species", "2", "--per-species", "4", "--size", "64")
     assert answer.code in (1, 2) and answer.error
+
+
+def test_a_second_demo_in_one_folder_is_told(partgcd: Partgcd, tmp_path: Path) -> None:
+    from partgcd.run.lock import claimed
+
+    with claimed(tmp_path / "d", "draws a field guide"):
+        answer = partgcd("demo", "--out", "d")
+    assert answer.code == 75 and "another process draws a field guide in 'd'" in answer.error
+    assert list((tmp_path / "d").iterdir()) == []

@@ -41,6 +41,19 @@ def test_a_run_is_scored_reported_and_remembers_its_score(partgcd: Partgcd, run:
     assert f"All {100 * evaluation['v2']['all']:.1f}%" in answer.out
 
 
+def test_truth_that_is_written_otherwise_is_found_and_told(partgcd: Partgcd, run: Path, images: Path) -> None:
+    plain = truth_file(run.parent, images)
+    scored = partgcd("evaluate", run, "--truth", plain).out
+    lines = plain.read_text().replace("path,truth", "file,class").replace("/", "\\").splitlines()
+    other = run.parent / "other.csv"
+    rows = [line.upper().replace(",ASH", ",ash").replace(",OAK", ",oak") for line in lines[1:]]
+    other.write_text("\r\n".join([lines[0], *rows, "elsewhere.png,ash"]))
+    answer = partgcd("evaluate", run, "--truth", other)
+    assert answer.code == 0 and answer.out == scored
+    for what in ("'file' is read as 'path'", "10 paths are written otherwise", "1 of 11 paths are no image"):
+        assert answer.err.count(what) == 1, answer.err
+
+
 def test_a_run_without_truth_asks_for_it(partgcd: Partgcd, run: Path) -> None:
     answer = partgcd("evaluate", run)
     assert answer.code == 2 and "--truth FILE" in answer.error

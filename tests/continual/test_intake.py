@@ -59,3 +59,28 @@ def test_pictures_of_nothing_are_told_from_photos(photos: Photos, tmp_path: Path
     assert {path for path, none in zip(catalog.paths, empty, strict=True) if not none} == {
         f"{kind}-{number}.png" for kind in (0, 3) for number in (500, 501, 502)
     }
+
+
+def test_linked_hidden_and_system_folders_are_as_for_training_and_told(
+    photos: Photos, tmp_path: Path
+) -> None:
+    folder = photos("new", {0: 2})
+    photos("else", {1: 1})
+    photos("new/@eaDir", {2: 1})
+    photos("new/.thumbnails", {3: 1})
+    (folder / "link").symlink_to(tmp_path / "else")
+    (folder / "inbox.jsonl").write_text("{}\n")
+    found = look_through(folder, NOBODY)
+    assert [entry.path for entry in found.listing.entries] == [entry.path for entry in scan(folder).entries]
+    assert len(found.keys) == 3 and any(entry.path.startswith("link/") for entry in found.listing.entries)
+    told = found.left_out()
+    assert told.count("@eaDir") == told.count(".thumbnails") == 1 and ".jsonl" not in told
+    assert look_through(tmp_path / "else", NOBODY).left_out() == ""
+
+
+def test_a_list_of_new_photos_names_them_however_it_is_written(photos: Photos, tmp_path: Path) -> None:
+    photos("new", {0: 2})
+    (tmp_path / "list.csv").write_text("file,species\nnew\\0-500.png,oak\n NEW/0-501.png,unknown\n")
+    found = look_through(tmp_path / "list.csv", NOBODY)
+    assert [entry.path for entry in found.listing.entries] == ["new/0-500.png", "new/0-501.png"]
+    assert "2 paths are written otherwise" in found.left_out()

@@ -135,6 +135,17 @@ def test_a_bad_split_is_one_clear_line(tmp_path: Path, split: Any, message: str)
     assert caught.value.code == 2 and "\n" not in str(caught.value) and "s.json" in str(caught.value)
 
 
+def test_paths_of_a_split_are_found_however_written(tmp_path: Path) -> None:
+    lines = ["/data/a/0.jpg", "A\\1.JPG", " b/0.jpg"]
+    split, _ = read_split(
+        stated(tmp_path, {"old_classes": ["a ", "b"], "labelled": lines}), listing(a=2, b=2, c=1)
+    )
+    assert labelled(split) == {"a": ["a/0.jpg", "a/1.jpg"], "b": ["b/0.jpg"]}
+    assert any("2 paths are written otherwise" in note for note in split.notes), "an absolute path is exact"
+    with pytest.raises(UserError, match=r"not in the data: z.*9.jpg \(.*backslashes"):
+        read_split(stated(tmp_path, {"old_classes": ["a"], "labelled": ["z\\9.jpg"]}), listing(a=2))
+
+
 def test_a_missing_split_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such split file"):
         read_split(tmp_path / "none.json", listing(a=2, b=2))
