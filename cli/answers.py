@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -67,6 +66,7 @@ def _draw(folder: Path, number: int, path: Path, overlay: Any) -> Path:
 
 
 def _csv(top_k: int, explain: bool) -> _Row:
+    from partgcd.data.cells import path_cell, text_cell
     from partgcd.data.names import storable
     from partgcd.export.predictor import Failure
 
@@ -80,20 +80,22 @@ def _csv(top_k: int, explain: bool) -> _Row:
     def row(path: str, result: Answer | Failure, drawing: str | None) -> None:
         if isinstance(result, Failure):
             empty = [""] * (len(header) - 3)
-            writer.writerow([storable(path), *empty, result.version, result.reason])
+            writer.writerow([path_cell(storable(path)), *empty, result.version, text_cell(result.reason)])
             return
         best = result.best
-        cells: list[object] = [storable(path), best.id, best.name, best.kind, f"{best.probability:.5f}"]
+        cells: list[object] = [path_cell(storable(path))]
+        cells += [text_cell(best.id), text_cell(best.name), best.kind, f"{best.probability:.5f}"]
         for choice in result.top[1:]:
-            cells += [choice.id, choice.name, f"{choice.probability:.5f}"]
+            cells += [text_cell(choice.id), text_cell(choice.name), f"{choice.probability:.5f}"]
         cells += [str(result.novel).lower(), f"{result.novelty:.4f}"]
-        cells += [drawing or ""] if explain else []
+        cells += [path_cell(storable(drawing or ""))] if explain else []
         writer.writerow([*cells, result.version, ""])
 
     return row
 
 
 def _jsonl(top_k: int, explain: bool) -> _Row:
+    from partgcd.data.cells import json_line
     from partgcd.data.names import storable
     from partgcd.export.predictor import Failure
 
@@ -115,7 +117,7 @@ def _jsonl(top_k: int, explain: bool) -> _Row:
             if drawing is not None:
                 line["explanation"] = drawing
         line["model_version"] = result.version
-        sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_line(line) + "\n")
 
     return row
 

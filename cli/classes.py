@@ -31,8 +31,8 @@ def list_all(
     Example: partgcd classes list models --format csv
     """
     from partgcd.cli.rows import check_format, print_rows
-    from partgcd.continual.classes import list_classes
     from partgcd.continual.registry import Registry
+    from partgcd.continual.roster import list_classes
 
     check_format(form)
     rows = [row.as_json() for row in list_classes(Registry(path)) if everything or row.status == "active"]
@@ -45,12 +45,11 @@ def show(path: _R, name: _CLASS) -> None:
 
     Example: partgcd classes show models c-0123456789
     """
-    import json
-
-    from partgcd.continual.classes import find_class
+    from partgcd.continual.naming import find_class
     from partgcd.continual.registry import Registry
+    from partgcd.data.cells import json_line
 
-    typer.echo(json.dumps(find_class(Registry(path), name).as_json(), indent=2, ensure_ascii=False))
+    typer.echo(json_line(find_class(Registry(path), name).as_json(), indent=2))
 
 
 @classes.command("rename")
@@ -63,9 +62,10 @@ def rename(
     """
     from partgcd.continual.classes import rename as give
     from partgcd.continual.registry import Registry
+    from partgcd.data.cells import shown
 
     done = give(Registry(path), name, new)
-    typer.echo(f"{done['id']} is now '{done['name']}' (was '{done['before']}')")
+    typer.echo(shown(f"{done['id']} is now '{done['name']}' (was '{done['before']}')"))
 
 
 @classes.command("note")
@@ -103,9 +103,11 @@ def split(path: _R, name: _CLASS) -> None:
     """
     from partgcd.continual.classes import split as part
     from partgcd.continual.registry import Registry
+    from partgcd.data.cells import shown
 
     done = part(Registry(path), name)
     told = ", ".join(f"{c['id']} '{c['name']}' ({len(c['keys'])} exemplars)" for c in done["children"])
+    told = shown(told)
     typer.echo(f"{done['id']} is split into {told}; partgcd classes undo {path} takes it back")
 
 

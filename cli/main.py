@@ -1,13 +1,15 @@
 """The console script: which commands there are, and what an error looks like.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted and resumable.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 75 another process is at it, 130 interrupted, 143 ended by SIGTERM.
 Heavy imports happen inside commands, so that --help answers at once.
 """
 
 from __future__ import annotations
 
 import errno
+import signal
 import sys
+from contextlib import suppress
 
 import typer
 
@@ -27,6 +29,8 @@ from partgcd.cli import (
     serve,
     train,
 )
+from partgcd.cli.console import OUTPUT, drop_output, flush_output, steady_streams
+from partgcd.run.signals import Ended, ending_on_signals
 
 app = typer.Typer(
     name="partgcd",
@@ -72,21 +76,61 @@ app.add_typer(
 
 
 def main() -> None:
-    """Run the command line; errors a user can mend are one line on stderr."""
+    """Run the command line; errors that a user can mend, and those of files and disks, are one line on stderr."""
+    from partgcd.config.errors import UserError
+
+    steady_streams()
+    try:
+        with ending_on_signals():
+            code = _run()
+    except UserError as error:
+        _say(str(error))
+        sys.exit(error.code)
+    except Ended as end:
+        how = "interrupted" if end.number == signal.SIGINT else "ended by SIGTERM"
+        _say(f"{how}; what was half written is removed, what was finished stays")
+        sys.exit(128 + end.number)
+    except BrokenPipeError:
+        drop_output()
+        sys.exit(0)
+    except OSError as error:
+        from partgcd.run.files import describe_os_error
+
+        if error.filename == OUTPUT:
+            drop_output()
+            _say(f"can't print the answer ({error.strerror}): give stdout a place that has room")
+            sys.exit(1)
+        if error.filename is None and error.errno == errno.EBADF:
+            _say("standard input is closed: leave it open, or name files instead of -")
+            sys.exit(1)
+        told = describe_os_error(error)
+        if told is None:
+            raise
+        _say(str(told))
+        sys.exit(told.code)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command that the words name; its exit code. What typer has to say of the words it says itself."""
     from partgcd.config.errors import UserError
 
     try:
-        app()
-    except UserError as error:
-        typer.echo(f"partgcd: {' '.join(str(error).split())}", err=True)
-        sys.exit(error.code)
-    except KeyboardInterrupt:
-        typer.echo("partgcd: interrupted", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        code = typer.main.get_command(app).main(standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "show") or not hasattr(error, "format_message"):
             raise
-        typer.echo("partgcd: the disk is full: free some space, then --resume the run", err=True)
-        sys.exit(1)
+        told = str(error.format_message())
+        if told.endswith("is not readable."):  # no wrong usage, and no matter for four lines
+            raise UserError(f"{told[:-1]}: change who may read it, or name another one", 1) from error
+        error.show()
+        code = getattr(error, "exit_code", 2)
+    flush_output()
+    return code if isinstance(code, int) else 0
+
+
+def _say(text: str) -> None:
+    from partgcd.data.cells import shown
+
+    with suppress(OSError):
+        typer.echo(f"partgcd: {shown(' '.join(text.split()))}", err=True)

@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 from partgcd.config.errors import UserError
+from partgcd.data.cells import shown
+from partgcd.run.signals import end_if_asked
 
 _LINE_EVERY = 10.0
 
@@ -23,7 +25,8 @@ class Progress:
         self._width = 0
 
     def update(self, phase: str, done: int, total: int, note: str = "") -> None:
-        """``done`` of ``total`` units of ``phase`` are finished."""
+        """``done`` of ``total`` units of ``phase`` are finished. Raises `Ended` where a signal asked for an end."""
+        end_if_asked()
         if total <= 0 or (total == 1 and done == 1):
             return
         now = time.monotonic()
@@ -84,7 +87,7 @@ class Progress:
             self._width = 0
 
     def _write(self, text: str) -> None:
-        sys.stderr.write(text)
+        sys.stderr.write(shown(text))
         sys.stderr.flush()
 
 

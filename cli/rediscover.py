@@ -129,6 +129,7 @@ def rediscover(
     from partgcd.continual.gate import Margins
     from partgcd.continual.rediscover import Request
     from partgcd.continual.rediscover import rediscover as look
+    from partgcd.data.cells import shown
     from partgcd.report.changes import render_changes
     from partgcd.run.world import Interrupted
 
@@ -159,7 +160,7 @@ def rediscover(
         raise describe_failure(error) from error
     finally:
         progress.close()
-    typer.echo(outcome.told)
+    typer.echo(shown(outcome.told))
     if outcome.version is not None:
         typer.echo(f"report: {registry / 'versions' / f'{outcome.version:06d}' / 'changes.html'}")
     if outcome.code:
@@ -179,7 +180,7 @@ def seconds_of(text: str, option: str) -> float:
 def _come(registry: Path, new: Path, labelled: Path | None, teach: bool) -> int:
     """Images that have come since the last look, those that a person labelled among them."""
     from partgcd.continual.attempts import new_since
-    from partgcd.continual.classes import ids_by_word
+    from partgcd.continual.naming import ids_by_word
     from partgcd.continual.registry import Registry
     from partgcd.continual.told import read_said
 

@@ -44,6 +44,7 @@ def add(
     Example: partgcd registry add models bundle --alias candidate
     """
     from partgcd.config.errors import UserError
+    from partgcd.continual.classes import settle_names
     from partgcd.continual.registry import Registry
 
     if alias not in (None, "champion", "candidate"):
@@ -57,6 +58,8 @@ def add(
         typer.echo(told)
     else:
         version = there.add(bundle, note=note)
+    for line in settle_names(there, version):
+        typer.echo(line, err=True)
     if alias == "champion" or (alias is None and not there.aliases()):
         there.promote(str(version.number), note or "added")
     elif alias == "candidate":
@@ -93,16 +96,15 @@ def show(
 
     Example: partgcd registry show models champion
     """
-    import json
-
     from partgcd.continual.registry import Registry
+    from partgcd.data.cells import json_line
 
     there = Registry(path)
     found = there.version(version)
     moves = [move for move in there.moves() if found.number in (move["from"], move["to"])]
     files = sorted(entry.name for entry in found.path.iterdir() if entry.is_file())
     shown = {**found.record, "path": str(found.bundle), "files": files, "moves": moves}
-    typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+    typer.echo(json_line(shown, indent=2))
 
 
 @registry.command("promote", short_help="Make a version the champion, in one step.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -23,13 +22,15 @@ def check_format(form: str) -> None:
 
 def print_rows(rows: Sequence[dict[str, Any]], form: str, columns: Sequence[str]) -> None:
     """Print ``rows``; a table and CSV have ``columns``, JSON lines all there is."""
+    from partgcd.data.cells import json_line, text_cell
+
     if form == "jsonl":
         for row in rows:
-            sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+            sys.stdout.write(json_line(row) + "\n")
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([_plain(row.get(name)) for name in columns] for row in rows)
+        writer.writerows([text_cell(_plain(row.get(name))) for name in columns] for row in rows)
     else:
         from partgcd.data.names import printable
 

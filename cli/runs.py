@@ -28,11 +28,26 @@ def list_(
         for job in list_jobs(address):
             typer.echo(f"{job.id}  {job.status.lower():<9}  {job.started:<25}  {job.command}")
         return
+    from partgcd.config.errors import UserError
     from partgcd.run.files import read_json
+    from partgcd.run.folder import is_there
 
-    for record in sorted(folder.glob("*/run.json"), reverse=True):
-        info = read_json(record)
-        typer.echo(f"{info['id']}  {info['status']:<11}  {info['created']:<25}  {info['data']}")
+    # Not a pattern: what may not be read would fit none, in silence.
+    records = [each / "run.json" for each in (folder.iterdir() if is_there(folder) else ())]
+    unreadable = 0
+    for record in sorted(records, reverse=True):
+        try:
+            if not record.parent.is_dir() or not record.exists():
+                continue
+            info = read_json(record)
+            line = f"{info['id']}  {info['status']:<11}  {info['created']:<25}  {info['data']}"
+        except (UserError, OSError, KeyError, TypeError, ValueError) as error:
+            unreadable += 1
+            typer.echo(f"{record.parent}: no record that can be read ({error})", err=True)
+            continue
+        typer.echo(line)
+    if unreadable:
+        raise typer.Exit(1)
 
 
 @runs.command("show")

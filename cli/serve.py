@@ -31,6 +31,10 @@ def serve(
         list[str] | None,
         typer.Option(help="More Host headers to answer to, repeatable; * for all."),
     ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Origins of other pages that may send, repeatable, like https://photos.example."),
+    ] = None,
     collect: Annotated[
         Path | None,
         typer.Option(help="Keep incoming images in this folder. Off if not given.", show_default=False),
@@ -80,7 +84,7 @@ def serve(
     settings = checked({
         "source": source, "alias": alias, "api_key": api_key or None, "collect": kept, "workers": workers,
         "threads": threads, "limits": dict(map(_pair, limit or ())), "poll_s": poll,
-        "allow_hosts": _hosts(host, allow_host or []),
+        "allow_hosts": _hosts(host, allow_host or []), "allow_origins": tuple(allow_origin or ()),
     })  # fmt: skip
     if engine == "ray":
         from partgcd.serving.ray_config import Deployed, serve_config, write_yaml

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,7 +127,7 @@ def train(
         if (folder / "repeats.json").exists():
             _repeat(folder, settings, None, 0, wide)
         else:
-            _one(_run_folder(folder), settings, wide)
+            _one(folder, lambda: _run_folder(folder), settings, wide)
         return
     if data is None:
         raise UserError("name the images with --data FOLDER (or a manifest), or a run to go on with --resume")
@@ -143,7 +145,7 @@ def train(
 
     run_id = new_run_id()
     path = out if out is not None else Path("runs") / run_id
-    _one(RunFolder.create(path, settings, data, task.request(), run_id), settings, wide)
+    _one(path, lambda: RunFolder.create(path, settings, data, task.request(), run_id), settings, wide)
 
 
 def _run_folder(path: Path) -> RunFolder:
@@ -186,17 +188,29 @@ def _check_same_task(folder: Path, data: Path | None, protocol: str | None, spli
             raise UserError(f"--resume: the run was begun with {flag} {kept}, not {given}; drop {flag}")
 
 
-def _one(run: RunFolder, settings: Settings, wide: Wide, whole: Path | None = None) -> dict[str, Any]:
-    """Begin or go on with one run, of which ``whole`` may hold several; prints what came out."""
+def _one(
+    path: Path, begin: Callable[[], RunFolder], settings: Settings, wide: Wide, whole: Path | None = None
+) -> dict[str, Any]:
+    """Begin or go on with one run, of which ``whole`` may hold several; prints what came out.
+
+    Args:
+        begin: makes or opens the run in ``path``, once no other process can.
+    """
     from partgcd.cli.progress import Progress
     from partgcd.config.errors import UserError
+    from partgcd.run.folder import claimed_run
+    from partgcd.run.signals import Ended
 
     progress = Progress()
-    progress.line(f"run {run.info()['id']} in {run.path}")
-    with run.claimed():
+    with claimed_run(path) as alone:
+        run = begin()
+        progress.line(f"run {run.info()['id']} in {run.path}")
+        if not alone:
+            progress.line("its disk knows no file locks: see that no other process trains in this folder")
         try:
+            _tell_how_read(run, settings, progress)
             summary = _finished(run) or _work(run, settings, wide, progress)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Ended):
             progress.close()
             run.update(status="interrupted")
             name = shlex.quote(str(whole or run.path))
@@ -209,6 +223,16 @@ def _one(run: RunFolder, settings: Settings, wide: Wide, whole: Path | None = No
             progress.close()
     _print_summary(summary, run)
     return summary
+
+
+def _tell_how_read(run: RunFolder, settings: Settings, progress: Progress) -> None:
+    """How folders or manifest are read, before hours are spent on them; what the report and inspect say, too."""
+    from partgcd.data.names import printable
+    from partgcd.discovery.task import Task, listing_of
+
+    if not (run.path / "catalog.parquet").exists():
+        for note in listing_of(Task.from_record(run.info()), settings.seed)[0].notes:
+            progress.line(f"note: {printable(note)}")
 
 
 def _finished(run: RunFolder) -> dict[str, Any] | None:
@@ -246,6 +270,17 @@ def _work(run: RunFolder, settings: Settings, wide: Wide, progress: Progress) ->
 def _repeat(out: Path, settings: Settings, task: Task | None, repeats: int, wide: Wide) -> None:
     """Runs with consecutive seeds in ``out``/seed-N, and the summary of them all; resumable."""
     from partgcd.config.errors import UserError
+    from partgcd.run.folder import claimed_run
+
+    if task is not None and settings.seed + repeats > 2**31:
+        raise UserError(f"--seed {settings.seed} is too large for {repeats} repeats: give one below "
+                        f"{2**31 - repeats + 1}")  # fmt: skip
+    with claimed_run(out):
+        _repeats(out, settings, task, repeats, wide)
+
+
+def _repeats(out: Path, settings: Settings, task: Task | None, repeats: int, wide: Wide) -> None:
+    from partgcd.config.errors import UserError
     from partgcd.config.load import to_yaml
     from partgcd.discovery.summary import summarise_repeats
     from partgcd.discovery.task import Task
@@ -254,9 +289,6 @@ def _repeat(out: Path, settings: Settings, task: Task | None, repeats: int, wide
 
     record = out / "repeats.json"
     if task is not None:
-        if settings.seed + repeats > 2**31:
-            raise UserError(f"--seed {settings.seed} is too large for {repeats} repeats: give one below "
-                            f"{2**31 - repeats + 1}")  # fmt: skip
         if is_there(record) or is_there(out / "run.json"):
             raise UserError(
                 f"'{out}' already holds a run: --resume '{out}' continues it, another --out begins a new one"
@@ -270,11 +302,10 @@ def _repeat(out: Path, settings: Settings, task: Task | None, repeats: int, wide
     summaries = []
     for seed in begun["seeds"]:
         path, own = out / f"seed-{seed}", settings.model_copy(update={"seed": seed})
-        if (path / "run.json").exists():
-            run = RunFolder.open(path)
-        else:
-            run = RunFolder.create(path, own, task.data, task.request())
-        summaries.append(_one(run, own, wide, out))
+        begin = partial(RunFolder.create, path, own, task.data, task.request())
+        if is_there(path / "run.json"):
+            begin = partial(RunFolder.open, path)
+        summaries.append(_one(path, begin, own, wide, out))
     summary = summarise_repeats(summaries)
     write_json(out / "summary.json", summary)
     accuracy = summary["accuracy"]

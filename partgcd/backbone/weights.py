@@ -116,7 +116,8 @@ def read_weights(file: Path) -> dict[str, Tensor]:
             "save the model's state_dict as .safetensors"
         ) from error
     except Exception as error:  # both readers meet arbitrary bytes with arbitrary errors
-        raise UserError(f"{file} cannot be read as weights ({_first_line(error)})") from error
+        code = 1 if isinstance(error, PermissionError) else 2
+        raise UserError(f"{file} cannot be read as weights ({_first_line(error)})", code) from error
     tensors = _strip_prefixes(_innermost(content))
     if not tensors:
         raise UserError(f"{file} holds no tensors: give a file with a model's state_dict")

@@ -86,7 +86,10 @@ def _read(file: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise UserError(f"no settings file '{file}'") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"settings file '{file}' can't be read: {str(error).splitlines()[0]}") from error
+        code = 1 if isinstance(error, OSError) else 2
+        raise UserError(
+            f"settings file '{file}' can't be read: {str(error).splitlines()[0]}", code
+        ) from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):

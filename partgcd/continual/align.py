@@ -11,10 +11,12 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from partgcd.config.errors import UserError
-from partgcd.continual.classes import list_classes
+from partgcd.continual.naming import name_key, unique_name
 from partgcd.continual.recall import ask, recall
 from partgcd.continual.registry import Registry, Version
+from partgcd.continual.roster import ClassRow, list_classes
 from partgcd.export.bundle import EXEMPLARS, Bundle, open_bundle, read_tensors, write_manifest
+from partgcd.export.manifest import ClassEntry
 
 _AGREE = 0.5
 """Share of a class's exemplars that the champion must put into one of its own."""
@@ -36,10 +38,11 @@ def add_aligned(registry: Registry, path: Path, note: str = "") -> tuple[Version
         raise UserError(
             "--align needs a bundle with the champion's frozen backbone: train it with the same one", 1
         )
-    ids = _match(bundle, champion)
+    rows = list_classes(registry)
+    ids = _match(bundle, champion, rows)
     if not ids:
         raise UserError(f"no class of '{path}' agrees with one of the champion: it is of another family", 1)
-    taken = {row.id for row in list_classes(registry)}
+    taken = {row.id for row in rows}
     classes = []
     for entry in bundle.manifest.classes:
         given = ids.get(entry.index)
@@ -48,6 +51,7 @@ def add_aligned(registry: Registry, path: Path, note: str = "") -> tuple[Version
                 f"class {entry.id} of '{path}' has the id of another class: export its run again", 1
             )
         classes.append(entry.model_copy(update={"id": given}) if given is not None else entry)
+    classes = _named(classes, rows)
     with tempfile.TemporaryDirectory(dir=registry.path, prefix=".align-") as scratch:
         copy = Path(scratch) / bundle.path.name
         shutil.copytree(bundle.path, copy)
@@ -56,14 +60,33 @@ def add_aligned(registry: Registry, path: Path, note: str = "") -> tuple[Version
     return version, f"{len(ids)} of {len(classes)} classes are the champion's, the others are new"
 
 
-def _match(bundle: Bundle, champion: Bundle) -> dict[int, str]:
+def _named(classes: list[ClassEntry], rows: list[ClassRow]) -> list[ClassEntry]:
+    """The same, none with a name that another class has: what has the champion's id has its name, too."""
+    names = {row.id: row.name for row in rows if row.status in ("active", "dormant")}
+    told = {row.id for row in rows if row.kind == "old"}
+    taken = {name_key(row.id) for row in rows} | {name_key(name) for name in names.values()}
+    made = []
+    for entry in classes:
+        known = names.get(entry.id)
+        # A label says more than the name that a discovered class goes by until somebody names it.
+        better = known is None or (entry.kind == "old" and entry.id not in told)
+        if better and (known is None or name_key(entry.name) != name_key(known)):
+            known = unique_name(entry.name, taken)
+            taken.add(name_key(known))
+        made.append(entry.model_copy(update={"name": known}))
+    return made
+
+
+def _match(bundle: Bundle, champion: Bundle, rows: list[ClassRow]) -> dict[int, str]:
     """The champion's id by column of ``bundle``, where both mean the same class."""
-    old = {entry.name: entry.id for entry in champion.manifest.classes if entry.kind == "old"}
-    found = {
-        entry.index: old[entry.name]
-        for entry in bundle.manifest.classes
-        if entry.kind == "old" and entry.name in old
-    }
+    there = {entry.id for entry in champion.manifest.classes}
+    labels = [(entry.index, name_key(entry.name)) for entry in bundle.manifest.classes if entry.kind == "old"]
+    names = [(row.id, name_key(row.name)) for row in rows if row.status == "active" and row.id in there]
+    found = {}
+    for index, key in labels:
+        same = [each for each, name in names if name == key]
+        if len(same) == 1 and [name for _, name in labels].count(key) == 1:
+            found[index] = same[0]
     known = recall(champion)
     exemplars = read_tensors(bundle, EXEMPLARS)
     told = ask(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,146 +10,99 @@ from partgcd.continual.identity import (
     Event,
     Identity,
     append,
-    checked_name,
     checked_note,
     fold,
     last_undoable,
     mint,
     read_log,
 )
-from partgcd.continual.overlay import make_overlay, overlay_of
-from partgcd.continual.registry import Registry, Version
+from partgcd.continual.naming import (
+    checked_class_name,
+    find_class,
+    ids_by_word,
+    living,
+    name_key,
+    refuse_taken,
+    unique_name,
+)
+from partgcd.continual.overlay import overlay_of
+from partgcd.continual.registry import WAIT, Registry, Version
+from partgcd.continual.roster import ClassRow, counts_of, entries_of, first_sizes, list_classes, read_identity
+from partgcd.data.names import printable
 from partgcd.export.bundle import EXEMPLARS, Bundle, open_bundle, read_tensors
 from partgcd.export.graph_names import FEATURE
-from partgcd.export.manifest import ClassEntry, parse_manifest
+
+__all__ = [  # with what says who there is, so that who deals with classes looks in one place
+    "ClassRow", "find_class", "first_sizes", "history", "ids_by_word", "list_classes", "merge", "note", "read_identity",
+    "rename", "settle_names", "split", "undo",
+]  # fmt: skip
 
 _SMALLEST = 4
 """Exemplars that a class must have to be split."""
 
 
-@dataclass(frozen=True)
-class ClassRow:
-    """A class as people see it, living or not.
-
-    Attributes:
-        id: stable for life.
-        status: 'active'; 'merged' into ``merged_into``; 'split' into ``split_into``; 'dormant' where the champion
-            has no such class (it was rolled back).
-        parent: the class it was split from.
-        since: version that it first came with.
-        labelled, assigned: images of the champion's training, merged ones summed.
-    """
-
-    id: str
-    name: str
-    kind: str
-    status: str
-    merged_into: str | None
-    split_into: tuple[str, str] | None
-    parent: str | None
-    since: int
-    labelled: int
-    assigned: int
-    note: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return values | {"split_into": list(self.split_into) if self.split_into else None}
-
-
-def read_identity(registry: Registry) -> Identity:
-    """The state of all classes."""
-    return fold(read_log(registry.log))
-
-
-def list_classes(registry: Registry) -> list[ClassRow]:
-    """Every class that ever was, oldest first; those of the champion (or the newest version) are active."""
-    identity, versions = read_identity(registry), registry.versions()
-    first: dict[str, tuple[int, int]] = {}
-    entries: dict[str, ClassEntry] = {}
-    for number, told in _told(versions):
-        first.setdefault(told.id, (number, told.index))
-        entries[told.id] = told
-    champion = registry.aliases().get("champion", versions[-1].number if versions else 0)
-    current = [version for version in versions if version.number == champion]
-    columns = {entry.id: entry for entry in _entries(current[0])} if current else {}
-    counts = _counts(identity, columns)
-    rows = []
-    for name in sorted({*first, *identity.parents}, key=lambda name: _age(name, first, identity)):
-        origin = name
-        while origin in identity.parents:
-            origin = identity.parents[origin]
-        entry = columns.get(name) or entries.get(name) or columns.get(origin) or entries.get(origin)
-        status = "merged" if name in identity.merged else "split" if name in identity.splits else "active"
-        if status == "active" and name not in counts:
-            status = "dormant"
-        split = identity.splits.get(name)
-        labelled, assigned = counts.get(name, (0, 0))
-        rows.append(
-            ClassRow(
-                name,
-                identity.names.get(name) or (entry.name if entry else name),
-                entry.kind if entry else "discovered",
-                status,
-                identity.canonical(name) if name in identity.merged else None,
-                split.children if split else None,
-                identity.parents.get(name),
-                first[name][0] if name in first else identity.minted[name][0],
-                labelled,
-                assigned,
-                identity.notes.get(name, ""),
-            )
-        )
-    return rows
-
-
-def find_class(registry: Registry, word: str) -> ClassRow:
-    """The class with id or (unique) name ``word``.
-
-    Raises:
-        UserError: none, or several of that name.
-    """
-    rows = list_classes(registry)
-    for row in rows:
-        if row.id == word:
-            return row
-    named = [row for row in rows if row.name == word and row.status in ("active", "dormant")]
-    if len(named) == 1:
-        return named[0]
-    if named:
-        raise UserError(
-            f"{len(named)} classes are named '{word}': give an id ({', '.join(r.id for r in named)})"
-        )
-    raise UserError(f"no class '{word}': partgcd classes list '{registry.path}' names them")
-
-
-def ids_by_word(registry: Registry) -> dict[str, str]:
-    """Class ids by id and by name; what was merged goes by its old name and id as well."""
-    rows = list_classes(registry)
-    active = [row for row in rows if row.status == "active"]
-    ids = {row.id for row in active}
-    merged = {word: row.merged_into for row in rows if row.merged_into in ids for word in (row.name, row.id)}
-    return merged | {row.name: row.id for row in active} | {row.id: row.id for row in active}
-
-
-def rename(registry: Registry, word: str, name: str) -> Event:
+def rename(registry: Registry, word: str, name: str, wait: float = WAIT) -> Event:
     """Give a class a name, which stays whatever is trained later.
 
+    Args:
+        word: its id, or a name that means it alone.
+        wait: seconds to wait for another process that changes the registry.
+
     Raises:
-        UserError: no such class, it is retired, or the name can't be one.
+        InvalidName: no class can have the name.
+        NameTaken: another class has it, or one like it, or an id like it.
+        UserError: no such class, it is retired; code 75 where another process would not finish.
     """
-    name = checked_name(name)
-    with registry.changing("renaming a class"):
-        row = _living(find_class(registry, word))
+    name = checked_class_name(name)
+    with registry.changing("renaming a class", wait):
+        rows = list_classes(registry)
+        row = living(find_class(registry, word))
+        refuse_taken(rows, name, row.id)
         return append(registry.log, "rename", id=row.id, name=name, before=row.name)
 
 
 def note(registry: Registry, word: str, text: str) -> Event:
-    """Write something down about a class. Errors as `rename`."""
+    """Write something down about a class. Raises UserError where there is no such class, or the text is too long."""
     text = checked_note(text)
     with registry.changing("noting"):
         return append(registry.log, "note", id=find_class(registry, word).id, text=text)
+
+
+def settle_names(registry: Registry, version: Version) -> list[str]:
+    """Give classes of a new version whose names others have names of their own; what was done, a line each.
+
+    Names that people gave are kept, and so are those of classes that were there before. Classes that people labelled
+    apart in one training keep names that are alike but not the same; that is only told.
+    """
+    with registry.changing("settling names"):
+        rows, identity = list_classes(registry), read_identity(registry)
+        entries = [entry for entry in entries_of(version) if identity.active(entry.id)]
+        known = {row.id: row for row in rows if row.since < version.number}
+        own = {entry.id for entry in entries}
+        holders = {name_key(row.name): row for row in reversed(rows) if row.status in ("active", "dormant")
+                   and (row.id not in own or row.id in identity.names)}  # fmt: skip
+        names = {key: (row.id, row.name) for key, row in holders.items()}
+        taken = set(names) | {name_key(row.id) for row in rows}
+        kinds = {entry.id: entry.kind for entry in entries}
+        told = []
+        for entry in entries:
+            if entry.id in identity.names:
+                continue
+            key = name_key(entry.name)
+            if key not in taken:
+                taken.add(key)
+                names[key] = (entry.id, entry.name)
+                continue
+            other, name = names.get(key, (entry.name, entry.name))
+            shown = f"class {other} is called '{printable(name)}'"
+            if entry.kind == "old" == kinds.get(other) and name != entry.name:
+                told.append(f"{shown} and {entry.id} '{printable(entry.name)}': merge or rename one of them")
+                continue
+            wanted = unique_name(known[entry.id].name if entry.id in known else entry.name, taken)
+            append(registry.log, "rename", id=entry.id, name=wanted, before=entry.name, settled=True)
+            taken.add(name_key(wanted))
+            told.append(f"{shown}, so {entry.id} is called '{printable(wanted)}' from now on")
+        return told
 
 
 def merge(registry: Registry, one: str, other: str) -> Event:
@@ -163,7 +112,7 @@ def merge(registry: Registry, one: str, other: str) -> Event:
         UserError: no such class, one of them is retired, or both are the same.
     """
     with registry.changing("merging classes"):
-        first, second = (_living(find_class(registry, word), answering=True) for word in (one, other))
+        first, second = (living(find_class(registry, word), answering=True) for word in (one, other))
         if first.id == second.id:
             raise UserError(f"'{one}' and '{other}' are the same class")
         order = [row.id for row in list_classes(registry)]
@@ -180,7 +129,7 @@ def split(registry: Registry, word: str, seed: int = 0) -> Event:
         UserError: no such class, it is retired, the champion does not know it, or it has too few exemplars.
     """
     with registry.changing("splitting a class"):
-        row = _living(find_class(registry, word), answering=True)
+        row = living(find_class(registry, word), answering=True)
         champion = registry.version("champion")
         bundle = open_bundle(champion.bundle)
         if FEATURE not in bundle.manifest.graph.outputs:
@@ -194,7 +143,11 @@ def split(registry: Registry, word: str, seed: int = 0) -> Event:
                 f"'{row.name}' has {len(keys)} exemplars in the champion, a split needs {_SMALLEST}", 1
             )
         halves = _halves(cls, seed)
-        taken = {each.id for each in list_classes(registry)} | set(identity.minted)
+        rows = list_classes(registry)
+        taken = {each.id for each in rows} | set(identity.minted)
+        words = {name_key(each) for each in taken} | {
+            name_key(each.name) for each in rows if each.status in ("active", "dormant")
+        }
         children = []
         for side in (0, 1):
             own = halves == side
@@ -202,9 +155,11 @@ def split(registry: Registry, word: str, seed: int = 0) -> Event:
             mean = mean / max(float(np.linalg.norm(mean)), 1e-12)
             child = mint(taken)
             taken.add(child)
+            name = unique_name(f"{row.name} {'AB'[side]}", words)
+            words.add(name_key(name))
             children.append({
                 "id": child,
-                "name": f"{row.name} {'AB'[side]}",
+                "name": name,
                 "prototype": [round(float(value), 7) for value in mean],
                 "keys": [f"{int(key):016x}" for key in keys[own]],
             })  # fmt: skip
@@ -226,9 +181,9 @@ def undo(registry: Registry) -> Event:
             raise UserError("nothing to undo", 1)
         if last["op"] in ("merge", "split"):
             champion = registry.version("champion")
-            columns = {entry.id: entry for entry in _entries(champion)}
+            columns = {entry.id: entry for entry in entries_of(champion)}
             before = fold([*events, {"seq": len(events) + 1, "op": "undo", "undoes": last["seq"]}])
-            if last["id"] not in _counts(before, columns):
+            if last["id"] not in counts_of(before, columns):
                 raise UserError(
                     f"version {champion.number} was trained with this {last['op']}: roll back first, or "
                     f"{'split' if last['op'] == 'merge' else 'merge'} again",
@@ -253,16 +208,6 @@ def _mentions(event: Event, events: list[Event]) -> set[str]:
     if event["op"] == "undo":
         return _mentions(events[event["undoes"] - 1], events)
     return {event["id"], event.get("into", ""), *(child["id"] for child in event.get("children", ()))}
-
-
-def _living(row: ClassRow, answering: bool = False) -> ClassRow:
-    if row.status == "merged":
-        raise UserError(f"'{row.name}' was merged into {row.merged_into}: name that one")
-    if row.status == "split":
-        raise UserError(f"'{row.name}' was split into {' and '.join(row.split_into or ())}: name one of them")
-    if answering and row.status == "dormant":
-        raise UserError(f"the champion does not know '{row.name}'", 1)
-    return row
 
 
 def _halves(cls: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
@@ -291,46 +236,3 @@ def _own_exemplars(
         raise UserError(f"the champion does not know class {name}", 1)
     own = overlay(columns, cls).argmax(axis=1) == place.index(name)
     return found["keys"][own], cls[own]
-
-
-def _entries(version: Version) -> list[ClassEntry]:
-    return parse_manifest((version.bundle / "manifest.json").read_bytes()).classes
-
-
-def first_sizes(registry: Registry) -> dict[str, int]:
-    """Images, labelled and assigned, that each class had in the first version that knew it.
-
-    A class that others were merged into had theirs too: photos of all of them come to it.
-    """
-    sizes: dict[str, int] = {}
-    for _, entry in _told(registry.versions()):
-        sizes.setdefault(entry.id, entry.labelled + entry.assigned)
-    identity = read_identity(registry)
-    joined = dict.fromkeys(map(identity.canonical, sizes), 0)
-    for name, size in sizes.items():
-        joined[identity.canonical(name)] += size
-    return joined
-
-
-def _told(versions: list[Version]) -> Iterator[tuple[int, ClassEntry]]:
-    """Every class as every version tells it, with the version's number, oldest first."""
-    for version in versions:
-        yield from ((version.number, entry) for entry in _entries(version))
-
-
-def _age(name: str, first: dict[str, tuple[int, int]], identity: Identity) -> tuple[int, int, int, int]:
-    """Sorts older classes before younger ones; children come after the classes of the version they split."""
-    if name in identity.minted:
-        version, seq = identity.minted[name]
-        parent = identity.parents.get(name)
-        side = identity.splits[parent].children.index(name) if parent is not None else 0
-        return version, 1, seq, side
-    version, column = first[name]
-    return version, 0, column, 0
-
-
-def _counts(identity: Identity, columns: dict[str, ClassEntry]) -> dict[str, tuple[int, int]]:
-    """(labelled, assigned) of every class that answers, as the overlay shares them out."""
-    dummies = {name: np.eye(2, dtype=np.float32) for name in identity.splits}
-    made = make_overlay(identity, list(columns.values()), dummies)
-    return {entry.id: (entry.labelled, entry.assigned) for entry in made.classes}

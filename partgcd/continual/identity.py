@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from partgcd.config.errors import UserError
-from partgcd.data.names import clean_label, printable
+from partgcd.data.names import clean_label, printable, storable
 from partgcd.run.files import disk_errors
 
 Event = dict[str, Any]
@@ -103,10 +103,10 @@ def fold(events: Iterable[Event]) -> Identity:
 
 
 def last_undoable(events: list[Event]) -> Event | None:
-    """The newest line that is neither an undo nor undone."""
+    """The newest line that a person made and that is neither an undo nor undone."""
     undone = {event["undoes"] for event in events if event["op"] == "undo"}
     for event in reversed(events):
-        if event["op"] != "undo" and event["seq"] not in undone:
+        if event["op"] != "undo" and event["seq"] not in undone and not event.get("settled"):
             return event
     return None
 
@@ -182,6 +182,7 @@ def checked_name(name: str) -> str:
 
 def checked_note(text: str) -> str:
     """A note as people may give it. Raises UserError where it is too long."""
+    text = storable(text)
     if len(text) > _LONGEST_NOTE:
         raise UserError(f"a note has at most {_LONGEST_NOTE} characters")
     return text.strip()

@@ -34,14 +34,16 @@ from partgcd.continual.candidate import (
 )
 from partgcd.continual.carry import Carried, Standing, carried_classes
 from partgcd.continual.changes import describe_changes, measure
-from partgcd.continual.classes import first_sizes, ids_by_word, list_classes
+from partgcd.continual.classes import settle_names
 from partgcd.continual.gate import Check, Margins, judge
 from partgcd.continual.growth import SMALLEST, Growth, count_new
 from partgcd.continual.identity import fold, read_log
 from partgcd.continual.intake import Arrivals, empty_pictures, look_through
+from partgcd.continual.naming import ids_by_word, resolve
 from partgcd.continual.overlay import overlay_of
 from partgcd.continual.recall import REPLAYED, Known, Opinion, ask, recall
 from partgcd.continual.registry import Registry, Version
+from partgcd.continual.roster import first_sizes, list_classes
 from partgcd.continual.schedule import KEPT
 from partgcd.continual.told import Said, correct, held_out, read_said, teach, unheard
 from partgcd.data.catalog import Catalog
@@ -151,7 +153,7 @@ def rediscover(
             shutil.rmtree(registry.work, ignore_errors=True)
             return Outcome(int(before["code"]), f"nothing new since {before['time']}: {before['told']}")
         outcome = _attempt(request, registry, champion, arrivals, said, attempt, progress, render)
-        outcome = replace(outcome, told=outcome.told + said.left_out())
+        outcome = replace(outcome, told=outcome.told + arrivals.left_out() + said.left_out())
         remember(registry, attempt, {
             "code": outcome.code, "told": outcome.told, "version": outcome.version, "champion": bundle.id,
             "photos": len(arrivals.keys), "said": words, "labelled": said.images,
@@ -192,10 +194,13 @@ def _attempt(
         rows = list_classes(registry)
         ever = {row.id for row in rows} | set(identity.minted)
         if said.lessons:
-            # A class that was taught before, in a version that does not answer, is the same one.
-            before = {row.name: row.id for row in rows if row.status == "dormant" and row.kind == "old"}
+            # A class of a version that does not answer is the same one.
+            before = [resolve(rows, name) for name in said.lessons]
             minted = _ids(run.path / "taught_ids.json", len(said.lessons), ever)
-            ids = [before.get(name, own) for name, own in zip(said.lessons, minted, strict=True)]
+            ids = [
+                row.id if row is not None and row.status == "dormant" else own
+                for row, own in zip(before, minted, strict=True)
+            ]
             known, exemplars, carried = teach(
                 said.lessons, ids, known, asked, exemplars, carried, run.path / "taught", settings, world.device,
                 stopping_ticker(world, "examples"),
@@ -258,6 +263,7 @@ def _attempt(
             changes, (lambda rows: store.centre(np.array(rows), size)) if store is not None else None
         )
     version = registry.add(out, parent=champion.number, note="rediscovered", extras=extras)
+    settled = settle_names(registry, version)
     registry.point("candidate", version.number, "rediscovered")
     added = len(trained.records) - len(carried.ids)
     told = f"version {version.number}: {added} new classes in {int(new.sum())} new photos"
@@ -270,6 +276,7 @@ def _attempt(
     mixed = sum(one["mixed"] for one in changes["grew"])
     if mixed:
         told += f"; {mixed} known {'class' if mixed == 1 else 'classes'} may have taken in another one"
+    told = "; ".join([told, *settled])
     if promoted:
         registry.promote(str(version.number), "passed the gate" if passed else "asked for")
         return Outcome(0, f"{told}, promoted", version.number, added, checks)
@@ -368,7 +375,7 @@ def _nothing(arrivals: Arrivals) -> Outcome:
     if arrivals.files and arrivals.unreadable == arrivals.files:
         raise UserError(f"none of {arrivals.files} files can be read", 1)
     told = f"{arrivals.seen} seen before, {arrivals.copies} copies" if arrivals.files else "no images there"
-    return Outcome(0, f"nothing new: {told}")
+    return Outcome(0, f"nothing new: {told}{arrivals.left_out()}")
 
 
 def _asked(request: Request) -> list[object]:

@@ -14,24 +14,27 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from partgcd.config.errors import UserError
-from partgcd.continual.lock import locked
 from partgcd.data.names import first_few
-from partgcd.export.bundle import Bundle, building, open_bundle
+from partgcd.export.bundle import DIGEST, MANIFEST, Bundle, building, open_bundle
 from partgcd.run.files import disk_errors, read_json, remove_temporaries, write_bytes, write_json
+from partgcd.run.lock import locked
 
 ALIASES = ("champion", "candidate", "previous")
 
 BUNDLE, RECORD = "bundle", "version.json"
 _FORMAT = "partgcd registry"
-_WAIT = 60.0  # seconds for another process to finish a change; the longest is the copy of a bundle
+WAIT = 60.0
+"""Seconds for another process to finish a change; the longest is the copy of a bundle."""
+
 _KEPT_MOVES = 1000
 
 
@@ -210,33 +213,49 @@ class Registry:
         """What is wrong with the registry, one line each: bundles, records, aliases, the log of classes."""
         from partgcd.continual.identity import read_log
 
-        problems, numbers = [], set()
-        for folder in sorted(self._versions.iterdir()):
-            if folder.name.startswith("."):  # what a killed process left; the next change removes it
-                continue
+        problems, numbers = list[str](), set[int]()
+
+        def look(what: str, at: Callable[[], object]) -> None:
             try:
-                version = self.version(folder.name)
-                self._check(version)
-                numbers.add(version.number)
+                at()
             except UserError as error:
                 problems.append(str(error))
-        for name, number in self.aliases().items():
-            if number not in numbers:
-                problems.append(f"{name} is version {number}, which is not there")
-        try:
-            read_log(self.log)
-        except UserError as error:
-            problems.append(str(error))
+            except OSError as error:
+                problems.append(f"{what} can't be read ({error.strerror or error})")
+            except (KeyError, TypeError, ValueError) as error:
+                problems.append(f"{what} is damaged ({type(error).__name__}: {error})")
+
+        def look_at(folder: Path) -> None:
+            version = self.version(folder.name)
+            numbers.add(version.number)
+            self._check(version)
+
+        def look_at_versions() -> None:
+            for folder in sorted(self._versions.iterdir()):
+                if not folder.name.startswith("."):  # what a killed process left; the next change removes it
+                    look(f"version {folder.name}", partial(look_at, folder))
+
+        def look_at_aliases() -> None:
+            for name, number in self.aliases().items():
+                if number not in numbers:
+                    problems.append(f"{name} is version {number}, which is not there or can't be read")
+
+        look(f"'{self._versions}'", look_at_versions)
+        look(f"'{self._aliases}'", look_at_aliases)
+        look(f"'{self.log}'", partial(read_log, self.log))
         return problems
 
     @contextmanager
-    def changing(self, what: str) -> Iterator[None]:
+    def changing(self, what: str, wait: float = WAIT) -> Iterator[None]:
         """Inside: nobody else changes the registry; what a killed process left half written is gone.
+
+        Args:
+            wait: seconds for another process to finish.
 
         Raises:
             UserError: code 75 where another process would not finish.
         """
-        with locked(self.path / ".lock", what, _WAIT):
+        with locked(self.path / ".lock", what, wait):
             remove_temporaries(self.path)
             for left in self._versions.glob(".*.part"):
                 shutil.rmtree(left, ignore_errors=True)
@@ -282,7 +301,7 @@ class Registry:
         }
         folder = self._versions / f"{number:06d}"
         with building(folder) as part:
-            shutil.copytree(found.path, part / BUNDLE, symlinks=True, copy_function=_copy)
+            _copy(found, part / BUNDLE)
             if open_bundle(part / BUNDLE).id != found.id:
                 raise UserError(f"'{found.path}' changed while it was copied: add it again", 1)
             for name, data in extras.items():
@@ -318,15 +337,18 @@ class Registry:
         write_json(self._aliases, {"aliases": now, "moves": moves[-_KEPT_MOVES:]})
 
 
-def _copy(source: str, target: str) -> str:
-    """Copy a file and make it last through a power cut."""
-    shutil.copyfile(source, target, follow_symlinks=False)
-    handle = os.open(target, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    return target
+def _copy(bundle: Bundle, target: Path) -> None:
+    """Copy what is the bundle, and make it last through a power cut."""
+    for name in (MANIFEST, DIGEST, *bundle.manifest.files):
+        copy = target / name
+        with disk_errors(target):  # copytree would go on after a full disk, and list its failures at the end
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(bundle.path / name, copy, follow_symlinks=False)
+            handle = os.open(copy, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from partgcd.config.errors import UserError
-from partgcd.continual.lock import BUSY
+from partgcd.run.lock import BUSY
 
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 6 * 3600.0
 """Seconds until a failed run is tried again: doubled with every failure, up to the longest."""
@@ -32,7 +32,8 @@ class Plan:
 
     Attributes:
         every: seconds between runs, counted from the first; or
-        cron: five fields (minute hour day month weekday), read in ``zone``; or neither: only drift starts a run.
+        cron: five fields (minute hour day month weekday) and no name like '@daily', read in ``zone``; or neither:
+            only drift starts a run.
         min_new: photos that must have come since the last run.
         drift: share of novel answers from which a run starts out of turn; None never asks.
         drift_answers: answers that such a share needs.
@@ -120,10 +121,11 @@ def check_plan(plan: Plan) -> None:
         raise UserError(f"no time zone '{plan.zone}'") from error
     if plan.cron is not None:
         try:
-            next(CronSim(plan.cron, datetime(2000, 1, 1, tzinfo=UTC)))
+            next(_times(plan.cron, datetime(2000, 1, 1, tzinfo=UTC)))
         except (CronSimError, StopIteration) as error:
             raise UserError(
-                f"--cron '{plan.cron}' is no time: five fields, minute hour day month weekday ({error})"
+                f"--cron '{plan.cron}' is no time ({error or 'it never comes'}): give five fields, minute hour day "
+                "month weekday, as '0 3 * * *'"
             ) from error
     start = datetime(2000, 1, 1, tzinfo=UTC)
     first = next_due(plan, start, start)
@@ -139,8 +141,16 @@ def next_due(plan: Plan, after: datetime, began: datetime) -> datetime | None:
         return began + timedelta(seconds=plan.every * max(done + 1, 0))
     if plan.cron is not None:
         local = after.astimezone(ZoneInfo(plan.zone))
-        return next(CronSim(plan.cron, local)).astimezone(UTC)
+        return next(_times(plan.cron, local)).astimezone(UTC)
     return None
+
+
+def _times(cron: str, after: datetime, backwards: bool = False) -> CronSim:
+    """The times later than ``after``, or earlier. Raises CronSimError where ``cron`` says none."""
+    fields = len(cron.split())
+    if fields != 5:  # cronsim takes a sixth for seconds, others for years
+        raise CronSimError(f"it has {fields} {'field' if fields == 1 else 'fields'}")
+    return CronSim(cron, after, reverse=backwards)
 
 
 def newest_due(plan: Plan, now: datetime, history: History) -> datetime | None:
@@ -159,12 +169,12 @@ def newest_due(plan: Plan, now: datetime, history: History) -> datetime | None:
 
 def _newest_cron(cron: str, zone: ZoneInfo, after: datetime, now: datetime) -> datetime | None:
     due = None
-    for time in islice(CronSim(cron, after.astimezone(zone)), _MOST_MISSED):
+    for time in islice(_times(cron, after.astimezone(zone)), _MOST_MISSED):
         if time > now:
             return due
         due = time.astimezone(UTC)
     # Backwards costs a thousand times more, and is needed once after a long sleep.
-    return next(CronSim(cron, (now + timedelta(seconds=1)).astimezone(zone), reverse=True)).astimezone(UTC)
+    return next(_times(cron, (now + timedelta(seconds=1)).astimezone(zone), backwards=True)).astimezone(UTC)
 
 
 def jitter_of(plan: Plan, due: datetime, who: str) -> timedelta:

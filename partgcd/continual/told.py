@@ -17,16 +17,16 @@ from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
 from partgcd.continual.carry import Carried
 from partgcd.continual.growth import SMALLEST
-from partgcd.continual.identity import checked_name
 from partgcd.continual.intake import content_key
+from partgcd.continual.naming import checked_class_name, name_key
 from partgcd.continual.recall import REPLAYED, Known, Opinion, ask, trunk_tokens
 from partgcd.data.catalog import Catalog
-from partgcd.data.decode import BrokenImage, read_image
 from partgcd.data.ingest import ingest
-from partgcd.data.listing import Entry, Listing
+from partgcd.data.listing import ALL_LABELLED, NO_LABELS, Entry, Listing
 from partgcd.data.names import first_few
 from partgcd.data.pixels import PixelStore
 from partgcd.data.scan import scan
+from partgcd.decoding.decode import BrokenImage, read_image
 from partgcd.export.manifest import ClassEntry
 
 HeldOut = tuple[NDArray[np.uint8], NDArray[np.int64]]
@@ -42,6 +42,7 @@ class Said:
         lessons: images of each class that nobody knew, by the name that it is to have.
         unnamed: names of folders that come to nothing, as no class has them, by the option they came with.
         heard: whether the same images of known classes were given to an earlier call.
+        notes: lines on how the folders were read and what was left out there, each with its option.
     """
 
     entries: list[Entry]
@@ -49,6 +50,7 @@ class Said:
     lessons: dict[str, list[Entry]]
     unnamed: dict[str, list[str]]
     heard: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def speaks(self) -> bool:
@@ -68,7 +70,7 @@ class Said:
         return len(self.entries) + sum(len(own) for own in self.lessons.values())
 
     def left_out(self) -> str:
-        """The folders that come to nothing, as the end of a line."""
+        """The folders that come to nothing, and what is to be known of the others, as the end of a line."""
         told = ""
         for option, names in self.unnamed.items():
             what = "folder" if len(names) == 1 else "folders"
@@ -76,7 +78,7 @@ class Said:
             told += f"; {len(names)} {what} of {option} ({words}) left out, as no class has the name"
             if option == "--labelled":
                 told += f" (--teach makes {'it one' if len(names) == 1 else 'them classes'})"
-        return told
+        return told + "".join(f"; {note}" for note in self.notes)
 
 
 def read_said(labelled: Path | None, holdout: Path | None, teaches: bool, names: Mapping[str, str]) -> Said:
@@ -85,30 +87,40 @@ def read_said(labelled: Path | None, holdout: Path | None, teaches: bool, names:
     Args:
         labelled, holdout: folders of class folders, to train and to score on.
         teaches: whether folders of ``labelled`` that name no class are classes that nobody knew.
-        names: class id by what a folder may be called.
+        names: class id by what a folder may be called; `naming.ids_by_word` refuses words that mean several.
 
     Raises:
         UserError: no such folder, no folder of it is named as a class, or what is to be a class can't be one.
     """
     if teaches and labelled is None:
         raise UserError("--teach needs --labelled: a folder with a folder of photos for each class")
-    entries, others = _class_folders(labelled, names, teaches) if labelled is not None else ([], {})
-    held, strange = _class_folders(holdout, names, False) if holdout is not None else ([], {})
+    notes: list[str] = []
+    entries, others = _class_folders("--labelled", labelled, names, teaches, notes) if labelled else ([], {})
+    held, strange = _class_folders("--holdout", holdout, names, False, notes) if holdout else ([], {})
     lessons = others if teaches else {}
+    alike: dict[str, str] = {}
     for name, own in lessons.items():
-        if checked_name(name) != name:
+        if alike.setdefault(name_key(name), name) != name:
+            both = f"'{alike[name_key(name)]}' and '{name}'"
+            raise UserError(f"folders {both} name one class: put their photos into one folder")
+        if checked_class_name(name) != name:
             raise UserError(f"folder '{name}' can't name a class: spaces at its ends or in a row")
         if len(own) < SMALLEST:
             raise UserError(f"'{name}' has {len(own)} photos, a new class needs {SMALLEST}")
     unnamed = {"--labelled": [] if teaches else list(others), "--holdout": list(strange)}
-    return Said(entries, held, lessons, {option: words for option, words in unnamed.items() if words})
+    left = {option: words for option, words in unnamed.items() if words}
+    return Said(entries, held, lessons, left, notes=tuple(notes))
 
 
 def _class_folders(
-    folder: Path, names: Mapping[str, str], others_do: bool
+    option: str, folder: Path, names: Mapping[str, str], others_do: bool, notes: list[str]
 ) -> tuple[list[Entry], dict[str, list[Entry]]]:
     """Images of known classes with ids for labels, and those of other class folders by the folder's name."""
-    listing = scan(folder)
+    listing = scan(folder, names)
+    notes += [f"{option}: {note}" for note in listing.notes if note not in (ALL_LABELLED, NO_LABELS)]
+    silent = sum(entry.label is None for entry in listing.entries)
+    if silent:
+        notes.append(f"{option}: {silent} images without a label left out")
     found, others = [], dict[str, list[Entry]]()
     for entry in listing.entries:
         path = str(listing.root / entry.path)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
+from partgcd.data.cells import path_cell, text_cell
 from partgcd.discovery.classes import ClassRecord, describe_classes
 from partgcd.discovery.fit import Fitted
 from partgcd.discovery.predict import predict
@@ -155,7 +156,9 @@ def _write_predictions(
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), buffer)
     write_bytes(run.predictions, buffer.getvalue().to_pybytes())
-    table = zip(*columns.values(), strict=True)
+    table = [
+        (path_cell(str(path)), *map(text_cell, cells)) for path, *cells in zip(*columns.values(), strict=True)
+    ]
     write_csv(run.predictions.with_suffix(".csv"), list(columns), table)
 
 

@@ -22,6 +22,7 @@ from partgcd.config.errors import UserError
 from partgcd.data.names import first_few, printable
 from partgcd.export.manifest import FileEntry, Manifest, parse_manifest
 from partgcd.run.files import disk_errors, write_bytes
+from partgcd.run.lock import claimed
 
 MANIFEST, DIGEST = "manifest.json", "manifest.sha256"
 GRAPH = "model.onnx"
@@ -106,23 +107,48 @@ def required_files(parts: bool) -> list[str]:
 def building(out: Path) -> Iterator[Path]:
     """A folder beside ``out`` to write into; it becomes ``out`` if the block ends well, else it is removed.
 
+    The folder is locked: of two processes that write the same ``out`` one has it, and what a killed one left in it is
+    removed by the next.
+
     Raises:
-        UserError: there is something at ``out`` already, or nothing can be written there.
+        UserError: there is something at ``out`` already, or nothing can be written there; code 75 while another
+            process writes it.
     """
     refuse_existing(out)
     target = Path(os.path.abspath(out))  # noqa: PTH100 - Path.absolute keeps '..'
+    folder = target.with_name(f".{target.name}.part")
     with disk_errors(out):
         target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".part", dir=target.parent))
-    try:
-        yield folder
-        with disk_errors(out):
-            folder.chmod(0o755)  # mkdtemp keeps others out
-            refuse_existing(out)
-            folder.rename(target)
-            _sync(target.parent)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    with claimed(folder, "writes a bundle", through_link=False) as alone:
+        refuse_existing(out)
+        if not alone:  # a disk without locks: a name of its own keeps the two apart
+            with disk_errors(out):
+                folder.rmdir()
+                folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".part", dir=target.parent))
+        elif folder.stat().st_uid != os.geteuid():
+            raise UserError(f"'{folder}' belongs to somebody else: remove it, or choose another name", 1)
+        else:
+            _empty(folder)
+        try:
+            yield folder
+            with disk_errors(out):
+                folder.chmod(0o755)  # until now others were kept out
+                refuse_existing(out)
+                folder.rename(target)
+                _sync(target.parent)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _empty(folder: Path) -> None:
+    """Remove what a killed process left in ``folder``."""
+    with disk_errors(folder):
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
 
 
 def refuse_existing(out: Path) -> None:

@@ -64,14 +64,13 @@ def export_run(
         UserError: the run is not finished or has no model, ``out`` exists, the graph does not answer as the model
             does, or lower precision changes more than a hundredth of the answers. Nothing is left behind.
     """
-    files.refuse_existing(out)
-    runtime()
-    source = open_source(run)
-    found = calibrate(source, progress)
-    graph = Graph(source.model, source.parts, source.settings, found.scale)
-    made = make_graph(source, found, graph, precision, progress)
-    progress("writing", 0, 1)
-    with files.building(out) as folder:
+    with files.building(out) as folder:  # first: of two that write there one is told before any work
+        runtime()
+        source = open_source(run)
+        found = calibrate(source, progress)
+        graph = Graph(source.model, source.parts, source.settings, found.scale)
+        made = make_graph(source, found, graph, precision, progress)
+        progress("writing", 0, 1)
         write_bytes(folder / files.GRAPH, made.data)
         write_bytes(folder / files.WEIGHTS, _weights(source))
         projection = None

@@ -15,10 +15,29 @@ from typing import Any
 
 from partgcd.config.errors import UserError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EROFS, errno.EPERM)
+_NO_PATH = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.EXDEV,
+            errno.EINVAL, errno.EILSEQ)  # fmt: skip
+_BROKEN = (
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENXIO,
+    errno.ENODEV,
+    errno.EREMOTEIO,
+    errno.ETIMEDOUT,
+    errno.EUCLEAN,
+)
+_WHY = {
+    errno.EDQUOT: "the quota is used up",
+    errno.EFBIG: "the largest size of a file is reached",
+    errno.EROFS: "it is mounted read-only",
+}
+
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full or read-only disk, or a path that can't be one, into one line.
+    """Turn a disk that is full, read-only, forbidden or broken, or a path that can't be one, into one line.
 
     Raises:
         UserError: code 1 for the disk, 2 for the path, which is named.
@@ -26,15 +45,61 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(
-                f"the disk is full: can't write '{path}'; free some space and --resume", 1
-            ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise UserError(f"not allowed to write '{path}': choose another --out", 1) from error
-        if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP):
-            raise UserError(f"can't write '{path}' ({error.strerror}): choose another --out") from error
-        raise
+        told = disk_error(error, path)
+        if told is None:
+            raise
+        raise told from error
+
+
+def disk_error(error: OSError, path: Path) -> UserError | None:
+    """What went wrong as `disk_errors` tells it, of writing to ``path``; None where it is not the disk's doing."""
+    why = _WHY.get(error.errno or 0, "")
+    if error.errno in _FULL:
+        told = f"the disk is full: can't write '{path}'" + (f" ({why})" if why else "")
+        return UserError(f"{told}; free some space, then the same command (train: --resume) goes on", 1)
+    if error.errno in _FORBIDDEN:
+        return UserError(
+            f"not allowed to write '{path}'{f' ({why})' if why else ''}: choose another place", 1
+        )
+    if error.errno in _NO_PATH:
+        return UserError(f"can't write '{path}' ({error.strerror}): choose another --out")
+    if error.errno in _BROKEN:
+        return UserError(f"the disk of '{path}' does not answer ({error.strerror}): look after it first", 1)
+    return None
+
+
+def describe_os_error(error: OSError) -> UserError | None:
+    """An error of the system that no part of the program expected, as one line; None for what is no trouble of files.
+
+    Used where nobody knows whether the file was to be read or to be written.
+    """
+    name = error.filename if error.filename is not None else error.filename2
+    shown = f"'{os.fsdecode(name)}'" if isinstance(name, str | bytes | os.PathLike) else ""
+    why = _WHY.get(error.errno or 0) or error.strerror or ""
+    if error.errno in _FULL:
+        if error.filename2 is not None:  # of a copy, the second one is written
+            shown = f"'{os.fsdecode(error.filename2)}'"
+        place = f" of {shown}" if shown else ""
+        return UserError(f"the disk{place} is full ({why}): free some space, then --resume the run", 1)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return UserError(f"too many open files ({why}): raise the limit, as with ulimit -n 4096", 1)
+    if error.errno in (errno.ENOMEM, errno.EAGAIN):
+        return UserError(f"the system has no room for this ({why}): end other programs, or ask for less", 1)
+    if error.errno in _BROKEN and (shown or error.errno == errno.EIO):
+        return UserError(
+            f"the disk{f' of {shown}' if shown else ''} does not answer ({why}): look after it first", 1
+        )
+    if not shown and error.errno in (*_FORBIDDEN, *_NO_PATH, errno.ENOENT):
+        # Arrow's errors name the file in their text.
+        return UserError(f"a file can't be used: {why}", 1)
+    if isinstance(error, FileNotFoundError | PermissionError) and error.errno is None:
+        # Safetensors has one error for both.
+        return UserError(f"a file is missing or may not be read: {error}", 1)
+    if not shown:
+        return None
+    if error.errno in _FORBIDDEN:
+        return UserError(f"not allowed to use {shown} ({why}): change who may, or name another place", 1)
+    return UserError(f"can't use {shown} ({why}): mend or name another one", 1)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -70,8 +135,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace ``path`` by indented JSON atomically. NaN is refused: no reader would agree on it."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Replace ``path`` by indented JSON atomically. NaN is refused: no reader would agree on it.
+
+    Bytes of a path that are no UTF-8 become JSON escapes, and the same bytes again when it is read.
+    """
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def read_json(path: Path) -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -35,6 +34,7 @@ from partgcd.run.files import (
     write_json,
     write_text,
 )
+from partgcd.run.lock import claimed
 
 _PACKAGES = (
     "torch",
@@ -130,31 +130,9 @@ class RunFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Inside: no other process works on this run, and what a killed one left half written is gone.
-
-        The claim is a lock on the folder itself, which the system drops when its holder ends in whatever way.
-
-        Raises:
-            UserError: another process works on this run.
-        """
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(
-                    f"another process works on the run in '{self.path}': wait for it, or stop it first", 1
-                ) from error
-            except OSError as error:
-                # Some network disks know no locks: the run goes on without, and leaves strange files alone.
-                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                    raise
-            else:
-                for folder in (self.path, self.epochs, self.cache):
-                    remove_temporaries(folder)
+        """Inside: no other process works on this run. See `claimed_run`."""
+        with claimed_run(self.path):
             yield
-        finally:
-            os.close(handle)
 
     def refuse(self) -> None:
         """Record that the run could not be done as asked; if nothing was trained it may be begun anew."""
@@ -214,7 +192,9 @@ class RunFolder:
     def read_epochs(self) -> list[tuple[int, dict[str, NDArray[Any]]]]:
         """(epoch, arrays) of every recorded epoch, in order."""
         found = []
-        for path in sorted(self.epochs.glob("epoch-*.npz")):
+        # Not a pattern: of a folder that may not be read it would find nothing, in silence.
+        files = sorted(self.epochs.iterdir()) if self.epochs.is_dir() else []
+        for path in (file for file in files if re.fullmatch(r"epoch-\d+\.npz", file.name)):
             with np.load(path, allow_pickle=False) as arrays:
                 found.append((int(path.stem.removeprefix("epoch-")), dict(arrays)))
         return found
@@ -223,6 +203,27 @@ class RunFolder:
         """Drop lines of epochs after ``epochs``: a resumed run writes them again."""
         kept = [line for line in self.read_metrics() if line["epoch"] <= epochs]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+@contextmanager
+def claimed_run(path: Path) -> Iterator[bool]:
+    """Inside: no other process begins or works on the run in ``path``, and what a killed one left half written is gone.
+
+    The folder is made if it is not there: of two that begin a run in it at the same moment one has it.
+
+    Yields:
+        False on a disk without locks: the run goes on without, and leaves strange files alone.
+
+    Raises:
+        UserError: code 75 while another process works on the run.
+    """
+    if is_there(path) and not path.is_dir():
+        raise UserError(f"--out '{path}' is a file: name a folder")
+    with claimed(path, "works on the run") as known:
+        if known and is_there(path / "run.json"):
+            for folder in (path, path / "epochs", path / "cache"):
+                remove_temporaries(folder)
+        yield known
 
 
 def make_folder(path: Path) -> None:
@@ -252,13 +253,13 @@ def find_run(name: str, runs: Path = Path("runs")) -> Path:
     if is_there(direct / "run.json"):
         return direct
     known = {}
-    for record in sorted(runs.glob("*/run.json")):
+    for folder in sorted(runs.iterdir()) if runs.is_dir() else ():
+        if folder.name == name and is_there(folder / "run.json"):
+            return folder
         try:
-            known[str(read_json(record)["id"])] = record.parent
+            known[str(read_json(folder / "run.json")["id"])] = folder
         except (UserError, KeyError, TypeError):
             continue
-        if record.parent.name == name:
-            return record.parent
     if name in known:
         return known[name]
     listed = f"known here: {', '.join(list(known)[-5:])}" if known else f"'{runs}' holds no runs"
@@ -266,9 +267,15 @@ def find_run(name: str, runs: Path = Path("runs")) -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Whether ``path`` exists; a name that no file can have does not."""
+    """Whether ``path`` exists; a name that no file can have does not.
+
+    Raises:
+        PermissionError: nobody may know: the folder that it would be in is closed.
+    """
     try:
         return path.exists()
+    except PermissionError:
+        raise
     except (OSError, ValueError):
         return False
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -125,9 +127,27 @@ def light_bundle(tmp_path: Path) -> Callable[..., Path]:
             "accuracy": None, "exemplars": {"per_class": 1, "thumbnails": False},
             "provenance": {"run": name, "created": "t", "exported": "t", "partgcd": "0", "git": None, "versions": {},
                            "seed": 0, "data": "0" * 64, "images": {}},
-            "settings": Settings().model_dump(), "files": {},
+            "settings": Settings.model_validate(
+                {"data": {"image_size": 64, "crop_ratio": 0.9, "max_aspect": 4.0, "max_megapixels": 9.0}}
+            ).model_dump(), "files": {},
         })  # fmt: skip
         files.write_manifest(folder, manifest.model_copy(update={"files": files.list_files(folder)}))
         return folder
 
     return write
+
+
+@pytest.fixture
+def bound() -> Iterator[None]:
+    """Inside, permission bits bind root as they bind everybody else."""
+    if os.geteuid() != 0:
+        yield
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    head = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this thread
+    before, now = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
+    assert libc.capget(head, before) == 0 and libc.capget(head, now) == 0
+    now[0] &= ~0b1110  # effective: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
+    assert libc.capset(head, now) == 0
+    yield
+    assert libc.capset(head, before) == 0

@@ -246,3 +246,20 @@ def test_a_run_that_was_refused_before_it_trained_can_be_begun_anew(train: Partg
 def test_resume_takes_no_option_that_it_would_ignore(train: Partgcd, words: tuple[str, str]) -> None:
     answer = train("--resume", "run", *words)
     assert answer.code == 2 and "drop --out" in answer.error
+
+
+def test_a_second_training_in_one_folder_is_told_before_any_work(
+    train: Partgcd, partgcd: Partgcd, images: Path, tmp_path: Path
+) -> None:
+    from partgcd.config.tree import Settings
+    from partgcd.run.folder import RunFolder, claimed_run
+
+    with claimed_run(tmp_path / "run"):
+        for words in (["--out", "run"], ["--out", "run", "--repeats", "2"]):
+            answer = train("--data", images, *words)
+            assert answer.code == 75 and answer.error.startswith("another process works on the run in 'run'")
+        assert list((tmp_path / "run").iterdir()) == []
+        run = RunFolder.create(tmp_path / "run", Settings(), images, {"protocol": None, "split": None})
+        before = run.record.read_bytes()
+        answer = partgcd("train", "--resume", "run")
+        assert answer.code == 75 and answer.error and run.record.read_bytes() == before

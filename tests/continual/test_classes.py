@@ -8,18 +8,11 @@ import pytest
 
 from partgcd.config.errors import UserError
 from partgcd.continual.champion import load_predictor
-from partgcd.continual.classes import (
-    find_class,
-    first_sizes,
-    history,
-    list_classes,
-    merge,
-    note,
-    rename,
-    split,
-    undo,
-)
+from partgcd.continual.classes import history, merge, note, rename, settle_names, split, undo
+from partgcd.continual.identity import append
+from partgcd.continual.naming import InvalidName, NameTaken, find_class, ids_by_word
 from partgcd.continual.registry import Registry
+from partgcd.continual.roster import first_sizes, list_classes
 from partgcd.export.bundle import EXEMPLARS, Bundle, read_tensors
 
 Variant = Callable[..., Path]
@@ -149,11 +142,100 @@ def test_history_tells_who_was_what_and_what_was_undone(registry: Registry) -> N
 
 def test_names_that_several_have_need_an_id(registry: Registry) -> None:
     a, b, _ = ids(registry)
-    rename(registry, a, "twin")
-    rename(registry, b, "twin")
-    with pytest.raises(UserError, match="2 classes are named 'twin'"):
-        find_class(registry, "twin")
+    for each in (a, b):  # as an older program let it be
+        append(registry.log, "rename", id=each, name="twin", before="")
+    words: list[Callable[[], object]] = [
+        lambda: find_class(registry, "twin"), lambda: find_class(registry, "Twin"),
+        lambda: note(registry, "twin", "x"),
+        lambda: rename(registry, "twin", "x"), lambda: merge(registry, "twin", a), lambda: split(registry, "twin"),
+        lambda: history(registry, "twin"), lambda: ids_by_word(registry)["twin"],
+        lambda: "twin" in ids_by_word(registry),
+    ]  # fmt: skip
+    for each in words:
+        with pytest.raises(UserError, match=rf"2 classes are named .*'[tT]win'.*{a}, {b}") as caught:
+            each()
+        assert caught.value.code == 2
     with pytest.raises(UserError, match="no class 'nobody'"):
         find_class(registry, "nobody")
     with pytest.raises(UserError, match="the same class"):
         merge(registry, a, a)
+    rename(registry, a, "one of them")
+    assert find_class(registry, "twin").id == b == ids_by_word(registry)["TWIN"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["birch", "Birch", " BIRCH ", "bir ch", "b-i_rc\u2010h", "\uff42irch", "birch\ufe0f",
+     "new-01 near ash", "New 01_near-ASH"],
+)  # fmt: skip
+def test_no_class_gets_a_name_that_another_has(registry: Registry, name: str) -> None:
+    first = ids(registry)[0]
+    append(registry.log, "rename", id=ids(registry)[2], name="new-01 near ash", before="")
+    before = registry.log.read_bytes()
+    with pytest.raises(NameTaken, match="choose another name"):
+        rename(registry, first, name)
+    assert registry.log.read_bytes() == before
+
+
+def test_no_class_gets_a_name_that_is_an_id_or_nothing(registry: Registry) -> None:
+    a, b, _ = ids(registry)
+    for name in (
+        b,
+        b.upper(),
+        b.replace("-", "_"),
+        "c-0123456789",
+        "C 0123456789",
+        "",
+        "\u3164",
+        "_ _",
+        "a\x1b[31m",
+        "x" * 201,
+    ):
+        with pytest.raises((InvalidName, NameTaken)):
+            rename(registry, a, name)
+    rename(registry, a, "ASH")
+    assert rename(registry, a, "ash tree")["before"] == "ASH", "its own name in another spelling is free"
+
+
+def test_a_dormant_class_keeps_its_name_and_a_retired_one_leaves_it(
+    registry: Registry, variant: Variant
+) -> None:
+    a, b, c = ids(registry)
+    registry.add(variant("without", {2: "c-0000000002"}))
+    registry.promote("2")
+    with pytest.raises(NameTaken, match=c):
+        rename(registry, a, next(row.name for row in list_classes(registry) if row.id == c))
+    merge(registry, a, b)
+    assert find_class(registry, "birch").status == "merged" and ids_by_word(registry)["birch"] == a
+    rename(registry, "c-0000000002", "Birch")
+    assert find_class(registry, "birch").id == "c-0000000002" == ids_by_word(registry)["birch"]
+
+
+def test_children_of_a_split_get_names_that_nobody_has(registry: Registry) -> None:
+    a, b, _ = ids(registry)
+    rename(registry, b, "Ash a")
+    done = split(registry, a)
+    assert [child["name"] for child in done["children"]] == ["ash A 2", "ash B"]
+    with pytest.raises(UserError, match="was split into"):
+        ids_by_word(registry)["ash"]
+
+
+def test_names_that_come_with_a_bundle_are_made_to_differ(registry: Registry, variant: Variant) -> None:
+    _, b, c = ids(registry)
+    third = find_class(registry, c).name
+    version = registry.add(variant("other", {1: "c-0000000001", 2: "c-0000000002"}))
+    told = settle_names(registry, version)
+    assert len(told) == 2 and b in told[0] and "c-0000000001 is called 'birch 2'" in told[0]
+    assert find_class(registry, "birch").id == b and find_class(registry, third).id == c
+    assert find_class(registry, "birch 2").id == "c-0000000001"
+    assert settle_names(registry, version) == [], "once is enough"
+    with pytest.raises(UserError, match="nothing to undo"):
+        undo(registry)
+    rename(registry, b, "silver birch")
+    assert undo(registry)["op"] == "rename"
+
+
+def test_a_rename_waits_no_longer_than_it_is_told(registry: Registry) -> None:
+    with registry.changing("holding on"), pytest.raises(UserError, match="holding on") as caught:
+        rename(registry, ids(registry)[0], "x", wait=0.0)
+    assert caught.value.code == 75

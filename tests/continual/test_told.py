@@ -14,12 +14,13 @@ import torch
 
 from partgcd.config.errors import UserError
 from partgcd.continual.carry import Carried
-from partgcd.continual.classes import list_classes, rename
+from partgcd.continual.classes import rename
 from partgcd.continual.gate import Margins
 from partgcd.continual.intake import content_key
 from partgcd.continual.recall import Opinion, recall
 from partgcd.continual.rediscover import Outcome, Request, rediscover
 from partgcd.continual.registry import Registry
+from partgcd.continual.roster import list_classes
 from partgcd.continual.told import contents, correct, read_said
 from partgcd.data.listing import Entry
 from partgcd.export.bundle import EXEMPLARS, open_bundle, read_tensors
@@ -61,6 +62,44 @@ def test_labels_are_ids_whatever_a_folder_is_called_by(told: Path) -> None:
     line = said.left_out()
     assert line.count("1 folder of") == 2 and "--labelled ('other') left out" in line
     assert line.count("--teach") == 1, "what is held out can't be taught"
+
+
+def test_how_folders_were_read_and_what_was_left_out_is_told(
+    told: Path, photos: Photos, tmp_path: Path
+) -> None:
+    photos("told/unknown", {3: 2})
+    photos("told/@eaDir", {3: 1})
+    (tmp_path / "told" / "birch").mkdir()
+    said = read_said(told, None, False, NAMES)
+    assert len(said.entries) == 3
+    line = said.left_out()
+    for what in ("unknown (2)", "2 images without a label left out", "without an image: birch", "@eaDir"):
+        assert line.count(what) == 1, line
+    assert "\n" not in line and line.count("--holdout") == 0
+    assert len(read_said(told, None, False, {**NAMES, "unknown": "c-9"}).entries) == 5, (
+        "a class of that name is one"
+    )
+
+
+def test_classes_in_one_more_folder_are_theirs_and_a_folder_of_folders_is_not_taught_as_one(
+    told: Path, photos: Photos, tmp_path: Path
+) -> None:
+    told.rename(tmp_path / "inner")
+    (tmp_path / "told").mkdir()
+    (tmp_path / "inner").rename(told / "photos")
+    assert len(read_said(told, told, False, NAMES).entries) == 3
+    for kind, name in ((0, "elm"), (1, "fir")):
+        photos(f"more/trees/{name}", {kind: 4})
+    with pytest.raises(UserError, match="'trees' may be one class or hold several: elm, fir"):
+        read_said(tmp_path / "more", None, True, NAMES)
+    assert sorted(read_said(tmp_path / "more" / "trees", None, True, NAMES).lessons) == ["elm", "fir"]
+
+
+def test_a_table_of_labels_finds_its_photos(told: Path, tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("filename,class\nTOLD\\ash\\0-500.png,ash\ntold/other/2-500.png,n/a\n")
+    said = read_said(tmp_path / "l.csv", None, False, NAMES)
+    assert [(Path(entry.path).name, entry.label) for entry in said.entries] == [("0-500.png", "c-1")]
+    assert "n/a (1)" in said.left_out() and "backslashes" in said.left_out()
 
 
 def test_folders_that_name_no_class_are_lessons_where_a_person_says_so(told: Path) -> None:

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from partgcd.continual.classes import find_class, list_classes
+from partgcd.continual.naming import find_class
 from partgcd.continual.registry import Registry
+from partgcd.continual.roster import list_classes
 from partgcd.export.bundle import open_bundle
 
 LONG_KILLS = int(os.environ.get("PARTGCD_LONG_KILLS", "4"))

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from partgcd.config.errors import UserError
 from partgcd.export import gates, precision
-from partgcd.export.bundle import Bundle
+from partgcd.export.bundle import Bundle, building
 from partgcd.export.check import check_bundle
 from partgcd.export.exemplars import PER_CLASS
 from partgcd.export.export import export_run
@@ -215,3 +215,12 @@ def test_int8_keeps_more_in_fp32_until_it_costs_little(
     costs = iter([0.5, 0.02, 0.3])
     with pytest.raises(UserError, match=r"int8 changes the class of 2\.0% of 36 images"):
         export_run(run, tmp_path / "refused", "int8")
+
+
+def test_an_export_into_a_place_that_another_writes_is_told_before_any_work(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partgcd.export.export.open_source", lambda run: pytest.fail("it began to work"))
+    with building(tmp_path / "out"), pytest.raises(UserError, match="another process") as caught:
+        export_run(run, tmp_path / "out")
+    assert caught.value.code == 75

@@ -112,6 +112,11 @@ def test_json_comes_back_equal_to_the_last_bit(tmp_path_factory: pytest.TempPath
     assert json.dumps(back) == json.dumps(value)  # tells 1 from 1.0 and -0.0 from 0.0
 
 
+def test_a_path_that_is_no_utf8_comes_back_from_json(tmp_path: Path) -> None:
+    write_json(tmp_path / "file", {"data": "a\udcffb"})
+    assert read_json(tmp_path / "file") == {"data": "a\udcffb"}
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_json_does_not_have_are_refused_and_leave_no_file(tmp_path: Path, value: float) -> None:
     with pytest.raises(ValueError, match="JSON"):

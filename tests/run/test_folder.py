@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from partgcd.config.errors import UserError
 from partgcd.config.load import load_settings
 from partgcd.config.tree import Settings
-from partgcd.run.folder import RunFolder, find_run, new_run_id
+from partgcd.run.folder import RunFolder, claimed_run, find_run, new_run_id
 
 
 def begin(path: Path, settings: Settings | None = None) -> RunFolder:
@@ -200,3 +202,56 @@ def test_a_damaged_configuration_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"config\.yaml") as caught:
         run.settings()
     assert "\n" not in str(caught.value)
+
+
+RACE = """
+import os, sys
+from pathlib import Path
+from partgcd.config.errors import UserError
+from partgcd.config.tree import Settings
+from partgcd.run.folder import RunFolder, claimed_run
+
+found = []
+for number in range(20):
+    go, hold, codes = os.pipe(), os.pipe(), []
+    kids = []
+    for kid in (0, 1):
+        pid = os.fork()
+        if pid == 0:
+            os.read(go[0], 1)
+            code = 0
+            try:
+                with claimed_run(Path(f"run-{number}")):
+                    RunFolder.create(Path(f"run-{number}"), Settings(seed=kid), Path(), {})
+                    os.close(hold[1])
+                    os.read(hold[0], 1)  # works until both have tried
+            except UserError as error:
+                code = error.code
+            os._exit(code)
+        kids.append(pid)
+    os.write(go[1], b"12")
+    first, status = os.wait()  # who lost ends at once
+    os.close(hold[1])
+    _, other = os.wait()
+    found.append(sorted(map(os.waitstatus_to_exitcode, (status, other))))
+    for each in (*go, hold[0]):
+        os.close(each)
+print(found == [[0, 75]] * 20, found)
+"""
+
+
+def test_of_two_that_begin_a_run_in_one_folder_one_does(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RACE], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout.startswith("True"), done.stdout + done.stderr
+    for number in range(20):
+        run = RunFolder.open(tmp_path / f"run-{number}")
+        assert run.settings().seed == run.info()["seed"], "the record and the settings are of one of them"
+
+
+def test_files_of_a_folder_that_holds_no_run_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".mine.12.tmp").write_text("mine")
+    with claimed_run(tmp_path):
+        pass
+    assert (tmp_path / ".mine.12.tmp").read_text() == "mine"

@@ -25,6 +25,7 @@ BUSY = 75
 """Exit code where another process holds the lock (EX_TEMPFAIL of sysexits.h: try again later)."""
 
 _POLL = 0.05
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextmanager
@@ -55,18 +56,66 @@ def locked(
                 break
             except BlockingIOError:
                 if clock() >= until:
-                    raise UserError(f"{_holder(handle)}: wait for it, or stop it first", BUSY) from None
+                    raise UserError(f"{_holder(handle, file)}: wait for it, or stop it first", BUSY) from None
                 sleep(_POLL)
             except OSError as error:
-                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                if error.errno not in _NO_LOCKS:
                     raise
                 raise UserError(
-                    f"the disk of '{file.parent}' knows no file locks: put the registry on a local disk", 1
+                    f"the disk of '{file.parent}' knows no file locks: put that folder on a local disk", 1
                 ) from error
         _sign(handle, what)
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def claimed(folder: Path, what: str, through_link: bool = True) -> Iterator[bool]:
+    """Inside: no other process is in a block for ``folder``, which is made if it is not there.
+
+    The lock is on the folder itself and leaves no trace in it.
+
+    Args:
+        what: what the holder does, for whoever finds the folder taken.
+        through_link: whether ``folder`` may be a link to one.
+
+    Yields:
+        False on a disk without locks, where nothing keeps another process out.
+
+    Raises:
+        UserError: code 75 while another process holds it; the folder can't be made or opened.
+    """
+    link = 0 if through_link else os.O_NOFOLLOW
+    while True:
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | link)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                known = True
+            except BlockingIOError:
+                raise UserError(
+                    f"another process {what} in '{folder}': wait for it, or stop it first", BUSY
+                ) from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                known = False
+            if not _is_still(handle, folder):
+                continue  # renamed or removed before it was locked: another one is there now
+            yield known
+            return
+        finally:
+            os.close(handle)
+
+
+def _is_still(handle: int, folder: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), folder.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _sign(handle: int, what: str) -> None:
@@ -81,11 +130,11 @@ def _sign(handle: int, what: str) -> None:
         os.pwrite(handle, json.dumps(about).encode(), 0)
 
 
-def _holder(handle: int) -> str:
+def _holder(handle: int, file: Path) -> str:
     try:
         about = json.loads(os.pread(handle, 1000, 0))
         return (
             f"process {about['pid']} on {about['host']} is busy with {about['what']} since {about['since']}"
         )
     except (OSError, ValueError, KeyError, TypeError):  # taken this very moment, not signed yet
-        return "another process works on this registry"
+        return f"another process works in '{file.parent}'"
