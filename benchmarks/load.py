@@ -78,7 +78,7 @@ async def drive(
                 if writer is None or writer.is_closing():
                     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
                 assert reader is not None
-                status, headers = await asyncio.wait_for(_ask(reader, writer, kind, data), patience)
+                status, headers = await asyncio.wait_for(ask(reader, writer, kind, data), patience)
             except (OSError, EOFError, TimeoutError, asyncio.IncompleteReadError):
                 outcome.broken += 1
                 if writer is not None:
@@ -100,9 +100,10 @@ async def drive(
     return outcome
 
 
-async def _ask(
+async def ask(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: str, data: bytes
 ) -> tuple[int, dict[str, str]]:
+    """Status and headers of the answer to an image."""
     head = f"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
     head += f"Content-Length: {len(data)}\r\n\r\n"
     writer.write(head.encode("ascii") + data)

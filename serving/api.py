@@ -13,11 +13,10 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from partgcd.config.errors import UserError
 from partgcd.export.manifest import ClassEntry
 from partgcd.export.predictor import Answer
 from partgcd.serving.body import FIELD, Held, read_images, read_json
-from partgcd.serving.problems import MEDIA_TYPE, Problem
+from partgcd.serving.problems import MEDIA_TYPE, Problem, request_id
 from partgcd.serving.schemas import (
     Answered,
     ChoiceOut,
@@ -35,7 +34,8 @@ from partgcd.serving.schemas import (
     Rename,
     Renamed,
 )
-from partgcd.serving.service import Result, Service
+from partgcd.serving.service import STUCK_S, Result, Service
+from partgcd.serving.turns import Asking
 
 T = TypeVar("T")
 MOST_TOP_K = 1000
@@ -47,10 +47,10 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """OpenAPI's entry for problem documents of these statuses."""
     told = {
         400: "The body is empty or damaged", 401: "No valid API key", 403: "Not allowed",
-        404: "No such class", 408: "The body came too slowly", 409: "No registry behind this server",
+        404: "No such class", 408: "The body came too slowly", 409: "No registry here, or the name is taken",
         413: "Over a limit of size or number", 415: "Not an image", 421: "Unknown Host header",
         422: "A parameter or an image that can't be used", 429: "Too much waits already; see Retry-After",
-        503: "No model, or no answer in time; see Retry-After",
+        503: "No model, no worker or no answer in time, or a busy registry; see Retry-After",
     }  # fmt: skip
     schema = {"schema": {"$ref": "#/components/schemas/ProblemOut"}}
     return {
@@ -111,13 +111,15 @@ async def classify(
     service = service_of(request)
     service.predictor()
     service.check_room()  # before the body is read, so that refusing costs little
-    held = Held(service.buffered)
+    peer = _peer(request)
+    held = Held(service.buffered, peer)
     began = time.perf_counter()
     try:
         uploads, form = await read_images(request, service.settings.limits, held)
         service.metrics.phase("read", time.perf_counter() - began)
         service.metrics.record("partgcd_request_images", len(uploads))
-        version, results = await _unless_gone(request, service.classify(uploads, top_k, explain))
+        asking = Asking(peer, request_id(request))
+        version, results = await _unless_gone(request, service.classify(uploads, top_k, explain, asking))
     finally:
         held.close()
     request.scope["partgcd.log"] = {
@@ -190,7 +192,7 @@ async def rename(request: Request, class_id: ClassId) -> Response:
     """Needs an API key, and a registry behind the server. The id stays."""
     service = service_of(request)
     predictor = service.predictor()
-    held = Held(service.buffered)
+    held = Held(service.buffered, _peer(request))
     try:
         body = await read_json(request, service.settings.limits, held)
     finally:
@@ -203,11 +205,7 @@ async def rename(request: Request, class_id: ClassId) -> Response:
     source = service.holder.source
     if source is None or class_id not in {entry.id for entry in predictor.classes}:
         raise _no_class()
-    try:
-        await asyncio.to_thread(source.rename, class_id, change.name)
-    except UserError as error:
-        raise Problem(409, "Not renamed", str(error), "see the detail") from error
-    await asyncio.to_thread(service.holder.refresh)
+    await service.changes.rename(class_id, change.name)
     current = service.predictor()
     name = next((entry.name for entry in current.classes if entry.id == class_id), change.name)
     return _json(Renamed(id=class_id, name=name, model_version=current.version), current.version)
@@ -243,23 +241,28 @@ async def model(request: Request) -> Response:
     return _json(out, predictor.version)
 
 
-@router.get("/healthz", summary="Alive", response_model=Health)
-async def healthz() -> Health:
-    """The process answers. Needs no key."""
-    return Health()
+@router.get("/healthz", summary="Alive", responses={200: {"model": Health}, 503: {"model": Health}})
+async def healthz(request: Request) -> Response:
+    """The process answers, and no worker is stuck: on 503 it is to be started again. Needs no key."""
+    stuck = service_of(request).stuck_for() > STUCK_S
+    out = Health(status="stuck" if stuck else "ok")
+    return Response(out.model_dump_json(), 503 if stuck else 200, media_type="application/json")
 
 
 @router.get("/readyz", summary="Ready", responses={200: {"model": Ready}, 503: {"model": Ready}})
 async def readyz(request: Request) -> Response:
-    """Whether requests are answered; a newer model that was refused is named with the reason. Needs no key."""
+    """Whether requests are answered, and since when a newer model is refused. Needs no key; with it, says why."""
     service = service_of(request)
     predictor, refused = service.holder.predictor, service.holder.refused
-    out = Ready(ready=predictor is not None and not service.draining, model_version=None)
+    reason = service.why_not_ready()
+    out = Ready(ready=reason is None, model_version=None, reason=reason)
     if predictor is not None:
         out.model_version = predictor.version
     if refused is not None:
-        version = refused.wanted.version if refused.wanted else None
-        out.refused = RefusedOut(model_version=version, error=refused.error, since=refused.since)
+        out.refused = RefusedOut(since=refused.since)
+        if request.scope.get("partgcd.keyed"):  # reasons name paths of this machine
+            out.refused.error = refused.error
+            out.refused.model_version = refused.wanted.version if refused.wanted else None
     return Response(out.model_dump_json(), 200 if out.ready else 503, media_type="application/json")
 
 
@@ -267,6 +270,11 @@ async def readyz(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """In Prometheus' text format."""
     return Response(service_of(request).metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def _peer(request: Request) -> str:
+    """The client's address; behind a proxy everybody has the proxy's."""
+    return request.client.host if request.client else ""
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:

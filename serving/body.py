@@ -22,6 +22,10 @@ FIELD = "image"
 _RAW_FIX = "send one image as the body with 'Content-Type: image/jpeg' (or its own type), or a multipart form"
 _FORM_FIX = f"send a multipart form with one or more files named '{FIELD}': curl -F {FIELD}=@photo.jpg URL"
 _LARGEST_JSON = 16_384
+_RATE_S = 5.0
+"""Over so many seconds the rate of a body is measured."""
+
+_QUERY = {"top_k": "top_k=3", "explain": "explain=true"}
 
 
 @dataclass(frozen=True)
@@ -33,40 +37,58 @@ class Upload:
 
 
 class Buffered:
-    """How many bytes of bodies are held by all requests together."""
+    """How many bytes of bodies are held by all requests together, and by those of each client.
 
-    def __init__(self, most: float) -> None:
-        self.most, self.held = most, 0
+    Args:
+        most: of all together.
+        body: of one request. A client may hold a quarter of ``most``, or one such body.
+    """
 
-    def take(self, count: int) -> None:
+    def __init__(self, most: float, body: float) -> None:
+        self.most, self.each, self.held = most, max(most / 4, body), 0
+        self._of: dict[str, int] = {}
+
+    def take(self, count: int, peer: str) -> None:
         """Raises Problem where ``count`` more bytes would be too many."""
-        if self.held + count > self.most:
-            raise Problem(
-                429, "Too many uploads", f"bodies of {self.most / 1e6:g} MB are held already",
-                "try again later", limit=self.most, retry_after=1,
-            )  # fmt: skip
+        of_peer = self._of.get(peer, 0) + count
+        for held, most, whose in (
+            (self.held + count, self.most, ""),
+            (of_peer, self.each, " of your address"),
+        ):
+            if held > most:
+                raise Problem(
+                    429, "Too many uploads", f"bodies{whose} of {most / 1e6:g} MB are held already",
+                    "try again later", limit=most, retry_after=1,
+                )  # fmt: skip
         self.held += count
+        self._of[peer] = of_peer
 
-    def give_back(self, count: int) -> None:
+    def give_back(self, count: int, peer: str) -> None:
         """Forget ``count`` bytes."""
         self.held -= count
+        left = self._of.get(peer, 0) - count
+        if left:
+            self._of[peer] = left
+        else:
+            self._of.pop(peer, None)
 
 
 @dataclass
 class Held:
-    """The bytes that one request holds; to be given back when it ends."""
+    """The bytes that one request of ``peer`` holds; to be given back when it ends."""
 
     account: Buffered
+    peer: str = ""
     count: int = 0
 
     def take(self, count: int) -> None:
         """Account for ``count`` more."""
-        self.account.take(count)
+        self.account.take(count, self.peer)
         self.count += count
 
     def close(self) -> None:
         """Give all back."""
-        self.account.give_back(self.count)
+        self.account.give_back(self.count, self.peer)
         self.count = 0
 
 
@@ -78,7 +100,7 @@ async def read_images(request: Request, limits: Limits, held: Held) -> tuple[lis
     """
     kind, options = parse_options_header(request.headers.get("content-type"))
     most = int(limits.max_body_mb * 1e6)
-    pieces = _pieces(request, most, limits.read_timeout_s, held)
+    pieces = _pieces(request, most, limits, held)
     async with aclosing(pieces):
         if kind.startswith(b"image/") and len(kind) > len(b"image/"):
             data = b"".join([piece async for piece in pieces])
@@ -104,7 +126,7 @@ async def read_json(request: Request, limits: Limits, held: Held) -> Any:
         raise Problem(
             415, "Unsupported media type", "the body must be JSON", "send 'Content-Type: application/json'"
         )
-    pieces = _pieces(request, _LARGEST_JSON, limits.read_timeout_s, held)
+    pieces = _pieces(request, _LARGEST_JSON, limits, held)
     async with aclosing(pieces):
         data = b"".join([piece async for piece in pieces])
     try:
@@ -113,29 +135,45 @@ async def read_json(request: Request, limits: Limits, held: Held) -> Any:
         raise Problem(400, "No JSON", "the body is no JSON", "see /docs for an example") from error
 
 
-async def _pieces(request: Request, most: int, seconds: float, held: Held) -> AsyncGenerator[bytes, None]:
+async def _pieces(request: Request, most: int, limits: Limits, held: Held) -> AsyncGenerator[bytes, None]:
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated[:20]) > most:
         raise _too_large(most)
-    count = 0
-    deadline = asyncio.get_running_loop().time() + seconds
+    clock, seconds = asyncio.get_running_loop().time, limits.read_timeout_s
+    count = before = 0
+    deadline, check = clock() + seconds, clock() + _RATE_S
     stream = request.stream()
     while True:
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(min(deadline, check)):
                 piece = await anext(stream, None)
         except TimeoutError as error:
-            raise Problem(
-                408, "Body too slow", f"the body did not arrive within {seconds:g} s",
-                "send a smaller image, or over a faster connection", limit=seconds, close=True,
-            ) from error  # fmt: skip
+            if clock() >= deadline or count - before < _RATE_S * limits.min_upload_kb_s * 1e3:
+                raise _too_slow(limits, clock() >= deadline) from error
+            # The pause is not the end: what asyncio gave up waiting for is asked for again.
+            before, check, stream = count, clock() + _RATE_S, request.stream()
+            continue
         if piece is None:
             return
+        if clock() >= check:
+            if count - before < _RATE_S * limits.min_upload_kb_s * 1e3:
+                raise _too_slow(limits, False)
+            before, check = count, clock() + _RATE_S
         count += len(piece)
         if count > most:
             raise _too_large(most)
         held.take(len(piece))
         yield piece
+
+
+def _too_slow(limits: Limits, late: bool) -> Problem:
+    told = f"did not arrive within {limits.read_timeout_s:g} s" if late else (
+        f"comes slower than {limits.min_upload_kb_s:g} kB a second"
+    )  # fmt: skip
+    return Problem(
+        408, "Body too slow", f"the body {told}", "send a smaller image, or over a faster connection",
+        limit=limits.read_timeout_s if late else limits.min_upload_kb_s * 1e3, close=True,
+    )  # fmt: skip
 
 
 def _too_large(most: int) -> Problem:
@@ -172,7 +210,10 @@ class _Form:
         field_name = options.get(b"name", b"").decode("utf-8", "replace")
         if disposition != b"form-data" or field_name != FIELD:
             told = printable(field_name)[:80]
-            raise Problem(422, "Unknown field", f"the form has a field '{told}'", _FORM_FIX)
+            fix = _FORM_FIX
+            if field_name in _QUERY:
+                fix = f"send {field_name} as a query parameter: /v1/classify?{_QUERY[field_name]}"
+            raise Problem(422, "Unknown field", f"the form has a field '{told}'", fix)
         if len(self.uploads) >= self.most_files:
             raise Problem(
                 413, "Too many images", f"more than {self.most_files} images in one request",

@@ -16,12 +16,9 @@ from partgcd.serving.logs import log_as_json
 from partgcd.serving.metrics import Metrics
 from partgcd.serving.ray_config import DEPLOYMENT
 from partgcd.serving.ray_metrics import RayMetrics
-from partgcd.serving.service import Job, Service
+from partgcd.serving.service import STUCK_S, Job, Service
 from partgcd.serving.settings import KEY_VARIABLE, ServeSettings
 from partgcd.serving.sources import open_source
-
-STUCK_S = 60.0
-"""A replica that holds images and has finished none for so long is replaced."""
 
 
 @serve.deployment(name=DEPLOYMENT)

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
+import os
 import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import threading
+from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
 from partgcd.config.errors import UserError
 from partgcd.serving.app import build_app
+from partgcd.serving.connections import HEADER_BYTES, connection_class, sweep
+from partgcd.serving.logs import stderr_as_json
 from partgcd.serving.metrics import Metrics
 from partgcd.serving.service import Service
-from partgcd.serving.settings import Limits, ServeSettings
+from partgcd.serving.settings import ServeSettings
 from partgcd.serving.sources import open_source
 
-IDLE_S = 20.0
-"""How long a connection may do nothing: send no whole header, or not read its answer."""
-
-HEADER_BYTES = 65_536
-"""Size of a request's header at most."""
-
-DRAIN_S = 30
+DRAIN_S = 20
 """How long requests in hand may take after a signal to stop."""
+
+END_S = 25.0
+"""After so long a stop is over, whatever still runs. Orchestrators kill after 30."""
 
 _log = logging.getLogger("partgcd.serving")
 
 
 def serve(settings: ServeSettings, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; requests in hand are answered first.
+    """Serve until SIGTERM or SIGINT; requests in hand are answered first. A second signal ends at once.
 
     Args:
         port: 0 takes a free one.
@@ -44,11 +42,17 @@ def serve(settings: ServeSettings, host: str, port: int, ready: Callable[[str], 
     """
     listener = listen(host, port)
     try:
-        service = Service(settings, open_source(settings), Metrics())
-        service.holder.start()
-        server = uvicorn.Server(configuration(service))
-        with _calm_signals():
-            asyncio.run(_run(server, service, listener, ready))
+        with stderr_as_json():
+            service = Service(settings, open_source(settings), Metrics())
+            try:
+                service.decoders.start(service.workers)  # they load what they need while the model is loaded
+                service.holder.start()
+                service.decoders.wait_ready()
+                server = uvicorn.Server(configuration(service))
+                server.handle_exit = _stopping(server, service)  # type: ignore[method-assign, assignment]
+                asyncio.run(_run(server, service, listener, ready))
+            finally:
+                service.decoders.close()
     finally:
         listener.close()
 
@@ -57,7 +61,8 @@ def configuration(service: Service) -> uvicorn.Config:
     """How uvicorn runs the service's app."""
     # Of uvicorn's parsers only h11 limits what a request's header may take; beside a model its cost is nothing.
     return uvicorn.Config(
-        build_app(service), http="h11", h11_max_incomplete_event_size=HEADER_BYTES, ws="none", lifespan="on",
+        build_app(service), http=connection_class(service.settings.limits, service.metrics),
+        h11_max_incomplete_event_size=HEADER_BYTES, ws="none", lifespan="on",
         log_config=None, access_log=False, server_header=False, proxy_headers=False,
         timeout_keep_alive=15, timeout_graceful_shutdown=DRAIN_S,
     )  # fmt: skip
@@ -95,11 +100,30 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def _stopping(server: uvicorn.Server, service: Service) -> Callable[[int, FrameType | None], None]:
+    """What happens on a signal: the first one stops, the second one ends."""
+
+    def end(code: int, why: str) -> None:
+        _log.error(why)
+        service.decoders.close()
+        os._exit(code)  # threads in C code can't be ended in any other way
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if server.should_exit:
+            end(130, "ended at once by a second signal")
+        server.should_exit = True
+        clock = threading.Timer(END_S, end, (1, f"what was in hand did not end within {END_S:g} s"))
+        clock.daemon = True
+        clock.start()
+
+    return handle
+
+
 async def _run(
     server: uvicorn.Server, service: Service, listener: socket.socket, ready: Callable[[str], None]
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    sweeping = asyncio.create_task(_sweep(server, service.settings.limits))
+    sweeping = asyncio.create_task(sweep(server, service.settings.limits))
     announcing = asyncio.create_task(_announce(server, service, listener, ready))
     try:
         await serving
@@ -118,44 +142,3 @@ async def _announce(
         await asyncio.sleep(0.1)
     service.draining = True
     _log.info("stopping", extra={"fields": {"connections": len(server.server_state.connections)}})
-
-
-async def _sweep(server: uvicorn.Server, limits: Limits) -> None:
-    """Close connections that hold a place and do nothing; uvicorn itself waits for a header for ever."""
-    since: dict[int, tuple[Any, float]] = {}
-    while True:
-        await asyncio.sleep(min(1.0, IDLE_S / 4))
-        now = time.monotonic()
-        connections = list(server.server_state.connections)
-        states = {id(each): (each, _waiting_for(each)) for each in connections}
-        since = {
-            key: (state, since[key][1] if key in since and since[key][0] == state else now)
-            for key, (_, state) in states.items()
-            if state is not None
-        }
-        idle = sorted((began, key) for key, (_, began) in since.items())
-        too_many = max(0, len(connections) - limits.max_connections)
-        for place, (began, key) in enumerate(idle):
-            if now - began > IDLE_S or place < too_many:
-                states[key][0].transport.abort()
-
-
-def _waiting_for(connection: Any) -> tuple[str, int] | None:
-    """What a connection waits for its client to do, with the request it belongs to; None while we work."""
-    cycle = connection.cycle
-    if cycle is None or cycle.response_complete:
-        return "header", id(cycle)
-    if cycle.response_started:
-        return "reading", id(cycle)
-    return None
-
-
-@contextmanager
-def _calm_signals() -> Iterator[None]:
-    """uvicorn raises the signal again that it has handled; by then there is nothing left to stop."""
-    kept = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for each, handler in kept.items():
-            signal.signal(each, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -28,12 +29,13 @@ CHANGES = ("POST", "PUT", "PATCH", "DELETE")
 GONE = 499
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_HEADERS = {
+CAREFUL = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+_PORTS = {"http": 80, "https": 443}
 _log = logging.getLogger("partgcd.serving")
 
 
@@ -56,6 +58,7 @@ class Guard:
         self._app, self._metrics, self._tell_id = app, metrics, tell_id
         self._hosts = {host_name(each) for each in settings.allow_hosts}
         self._any_host = "*" in settings.allow_hosts
+        self._origins = {each.lower() for each in settings.allow_origins}
         self._key = None if settings.api_key is None else _digest(settings.api_key.get_secret_value())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +72,10 @@ class Guard:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
-        scope["partgcd.request_id"] = request_id
+        # HEAD is GET without the body (RFC 9110, 9.3.2): what is below need not know.
+        bare = scope["method"] == "HEAD"
+        inner = {**scope, "method": "GET"} if bare else scope
+        inner["partgcd.request_id"] = request_id
         seen = _Seen()
 
         async def named(message: Message) -> None:
@@ -78,24 +84,30 @@ class Guard:
                 answer = MutableHeaders(scope=message)
                 if self._tell_id:
                     answer["X-Request-Id"] = request_id
-                for name, value in _HEADERS.items():
+                for name, value in CAREFUL.items():
                     answer.setdefault(name, value)
+            elif bare and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
             await send(message)
 
         try:
-            problem = self._refusal(scope, headers)
+            inner["partgcd.keyed"] = self._keyed(headers)
+            problem = self._refusal(inner, headers)
             if problem is not None:
-                await problem.response(request_id)(scope, receive, named)
+                await problem.answer(inner, receive, named)
             else:
-                await self._app(scope, receive, named)
+                await self._app(inner, receive, named)
         except ClientDisconnect:
             seen.status = seen.status or GONE
+        except asyncio.CancelledError:  # the server stops, and waits no longer
+            if not seen.started:
+                await _stopping().answer(inner, receive, named)
         except Exception:
             _log.exception("request failed", extra={"fields": {"request_id": request_id}})
             if not seen.started:
-                await _failed().response(request_id)(scope, receive, named)
+                await _failed().answer(inner, receive, named)
         finally:
-            self._finish(scope, seen, request_id)
+            self._finish(inner, seen, request_id, scope["method"])
 
     def _refusal(self, scope: Scope, headers: Headers) -> Problem | None:
         if scope["path"] in HEALTH:
@@ -108,21 +120,17 @@ class Guard:
             )  # fmt: skip
         change = scope["method"] in CHANGES
         origin = headers.get("origin")
-        if change and origin is not None and not self._own_origin(origin, host):
+        if change and origin is not None and not self._own_origin(origin, host, scope.get("scheme", "http")):
             return Problem(
-                403,
-                "Foreign origin",
-                "a page of another site sent this request",
-                "send it from this server's own page",
-            )
+                403, "Foreign origin", "a page of another site sent this request",
+                "send it from this server's own page, or start the server with --allow-origin",
+            )  # fmt: skip
         if scope["method"] == "PATCH" and self._key is None:
             return Problem(
                 403, "Changes are off", "this server was started without an API key, which changes need",
                 "start it with --api-key, or with PARTGCD_API_KEY in its environment",
             )  # fmt: skip
-        if self._key is not None and not any(
-            hmac.compare_digest(_digest(each), self._key) for each in _keys(headers)
-        ):
+        if self._key is not None and not scope["partgcd.keyed"]:
             return Problem(
                 401, "No valid key", "this server asks for an API key",
                 "send it as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'",
@@ -130,19 +138,31 @@ class Guard:
             )  # fmt: skip
         return None
 
-    def _own_origin(self, origin: str, host: str) -> bool:
-        name = origin.partition("://")[2]
-        return bool(name) and (
-            name.lower() == host.lower() or self._any_host or host_name(name) in self._hosts
-        )
+    def _keyed(self, headers: Headers) -> bool:
+        """Whether the request brings the key. Without a key behind the server none does."""
+        key = self._key
+        return key is not None and any(hmac.compare_digest(_digest(each), key) for each in _keys(headers))
 
-    def _finish(self, scope: Scope, seen: _Seen, request_id: str) -> None:
+    def _own_origin(self, origin: str, host: str, scheme: str) -> bool:
+        """Whether the page that sends is this server's own, or one that may. 'null' is nobody's."""
+        kind, _, place = origin.lower().partition("://")
+        if origin.lower() in self._origins:
+            return True
+        # Behind a proxy that speaks TLS the page is https and the request http, never the other way round.
+        if kind not in _PORTS or (scheme == "https" and kind == "http"):
+            return False
+        own = _place(place, kind)
+        return own is not None and own == _place(host, kind)
+
+    def _finish(self, scope: Scope, seen: _Seen, request_id: str, called: str) -> None:
         route = getattr(scope.get("route"), "path", "other")
         seconds = time.perf_counter() - seen.began
         status = seen.status or 500
-        method = scope["method"] if scope["method"] in ("GET", "HEAD", *CHANGES) else "OTHER"
+        method = called if called in ("GET", "HEAD", *CHANGES) else "OTHER"
         self._metrics.record("partgcd_requests_total", route=route, method=method, status=str(status))
         self._metrics.record("partgcd_request_seconds", seconds, route=route)
+        if "partgcd.problem" in scope:
+            self._metrics.record("partgcd_rejected_total", reason=scope["partgcd.problem"])
         quiet = route in (*HEALTH, "/metrics") and status < 400
         fields = {
             "request_id": request_id,
@@ -157,10 +177,18 @@ class Guard:
 
 def host_name(host: str) -> str:
     """The name in a Host header, without port and brackets, in lower case; '' for what is no host."""
-    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@/\s]+)(:\d{1,5})?", host) or re.fullmatch(
+    place = _place(host, "http")
+    return place[0] if place else ""
+
+
+def _place(host: str, scheme: str) -> tuple[str, int] | None:
+    """Name and port in a Host header or an origin; None for what is no host."""
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@/\s]+)(?::(\d{1,5}))?", host) or re.fullmatch(
         r"([0-9a-fA-F:.]*:[0-9a-fA-F:.]*)()", host
     )
-    return match[1].strip("[]").rstrip(".").lower() if match else ""
+    if match is None:
+        return None
+    return match[1].strip("[]").rstrip(".").lower(), int(match[2] or _PORTS[scheme])
 
 
 def _keys(headers: Headers) -> Iterable[str]:
@@ -186,3 +214,7 @@ def _failed() -> Problem:
     return Problem(
         500, "Internal error", "the request failed; the server's log says why", "report the request_id"
     )
+
+
+def _stopping() -> Problem:
+    return Problem(503, "Stopping", "the server stops", "try again later", retry_after=5, close=True)

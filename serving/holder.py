@@ -72,30 +72,20 @@ class ModelHolder:
             assert self.source is not None
             self._take(self.source, self.source.current())
 
-    def refresh(self) -> None:
+    def refresh(self, wait: float = -1) -> None:
         """Look at the source once and take what is new there; what can't be taken is put into ``refused``.
 
         Never raises. Blocks while a model is loaded.
+
+        Args:
+            wait: seconds to wait for another thread that looks already; -1 is as long as it takes.
         """
-        with self._one:
-            source, wanted = self.source, None
-            if source is None:
-                return
-            try:
-                wanted = source.current()
-                if wanted == self._served:
-                    if self._replaced:  # a look later, when nobody is answered by the old model any more
-                        self._replaced = False
-                        _give_back_memory()
-                    if self.refused is not None:
-                        self.refused = None
-                        self.on_change("gone")
-                    return
-                if self.refused and self.refused.wanted == wanted and time.monotonic() < self.refused.again:
-                    return
-                self._take(source, wanted)
-            except Exception as error:  # whatever it is, the old model goes on
-                self.refuse(wanted, error)
+        if not self._one.acquire(timeout=wait):
+            return
+        try:
+            self._look()
+        finally:
+            self._one.release()
 
     async def follow(self, seconds: float) -> None:
         """`refresh` every so often until cancelled."""
@@ -107,6 +97,26 @@ class ModelHolder:
         """Serve from another source from the next look on; the model of now answers until then."""
         with self._one:
             self.source = source
+
+    def _look(self) -> None:
+        source, wanted = self.source, None
+        if source is None:
+            return
+        try:
+            wanted = source.current()
+            if wanted == self._served:
+                if self._replaced:  # a look later, when nobody is answered by the old model any more
+                    self._replaced = False
+                    _give_back_memory()
+                if self.refused is not None:
+                    self.refused = None
+                    self.on_change("gone")
+                return
+            if self.refused and self.refused.wanted == wanted and time.monotonic() < self.refused.again:
+                return
+            self._take(source, wanted)
+        except Exception as error:  # whatever it is, the old model goes on
+            self.refuse(wanted, error)
 
     def _take(self, source: Source, wanted: Wanted) -> None:
         began = time.monotonic()

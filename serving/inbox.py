@@ -7,25 +7,26 @@ answered. The folder is what `partgcd rediscover --new` and `partgcd train --dat
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
+import stat
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from PIL import Image
 
 from partgcd.config.errors import UserError
-from partgcd.data.decode import FORMATS
+from partgcd.decoding.decode import FORMATS
 from partgcd.export.predictor import Answer
 from partgcd.run.files import disk_errors, is_temporary, write_bytes
+from partgcd.serving.inbox_lines import LINES, Lines
 from partgcd.serving.metrics import Metrics
 from partgcd.serving.settings import Collecting
-
-LINES = "inbox.jsonl"
 
 _SUFFIX = {"JPEG": ".jpg", "TIFF": ".tif"}
 _MOST_WAITING = 32
@@ -38,7 +39,7 @@ class Inbox:
     """Writes in a thread of its own, so that no answer waits for the disk. Several servers may share a folder.
 
     Raises:
-        UserError: nothing can be written to the folder.
+        UserError: nothing can be written to the folder, or it or its list is something else.
     """
 
     def __init__(self, settings: Collecting, metrics: Metrics) -> None:
@@ -48,13 +49,17 @@ class Inbox:
         self._waiting = threading.Semaphore(_MOST_WAITING)
         self._allowance = settings.per_minute
         self._filled = time.monotonic()
-        self._bytes, self._scanned = 0, -_RESCAN
+        self._scanned, self._bytes_then, self._bytes = -_RESCAN, 0, 0
+        folder = settings.folder
         try:
-            with disk_errors(settings.folder):
-                settings.folder.mkdir(parents=True, exist_ok=True)
-                with (settings.folder / LINES).open("ab"):
+            with disk_errors(folder):
+                _must_be(folder, stat.S_ISDIR, "a folder")
+                _must_be(folder / LINES, stat.S_ISREG, "a file")
+                folder.mkdir(parents=True, exist_ok=True)
+                self._lines = Lines(folder / LINES)
+                with self._lines.locked():
                     pass
-                _remove_stale(settings.folder)
+                _remove_stale(folder)
         except UserError as error:
             raise UserError(str(error).replace("--out", "--collect"), error.code) from error
 
@@ -92,43 +97,40 @@ class Inbox:
     def _kept(self, data: bytes, answer: Answer) -> str:
         digest = hashlib.sha256(data).hexdigest()
         file = self.settings.folder / f"{digest}{suffix_of(data)}"
-        if file.exists():
-            return "known"
+        with (
+            self._lines.locked()
+        ):  # so that neither a line nor the quota is another server's at the same time
+            there, listed = file.exists(), self._lines.has(digest)
+            if there and listed:
+                return "known"
+            refused = None if there else self._no_room(len(data))
+            if refused is not None:
+                return refused
+            if not listed:
+                self._lines.append(_line(digest, file.name, len(data), answer))
+            if not there:
+                try:
+                    write_bytes(file, data)
+                except BaseException:
+                    if not listed:
+                        self._lines.take_back()
+                    raise
+                self._allowance -= 1
+                self._bytes += len(data) if listed else 0
+        return "kept"
+
+    def _no_room(self, count: int) -> str | None:
         now = time.monotonic()
         rate = self.settings.per_minute
         self._allowance = min(rate, self._allowance + (now - self._filled) * rate / 60)
         self._filled = now
         if self._allowance < 1:
             return "rate"
-        if now - self._scanned >= _RESCAN:
-            self._bytes, self._scanned = _size(self.settings.folder), now
-        if self._bytes + len(data) > self.settings.quota_mb * 1e6:
-            return "quota"
-        write_bytes(file, data)
-        self._append(digest, file.name, answer)
-        self._allowance -= 1
-        self._bytes += len(data)
-        return "kept"
-
-    def _append(self, digest: str, name: str, answer: Answer) -> None:
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "sha256": digest,
-            "file": name,
-            "id": answer.best.id,
-            "name": answer.best.name,
-            "confidence": round(answer.best.probability, 5),
-            "novel": answer.novel,
-            "novelty": round(answer.novelty, 4),
-            "model_version": answer.version,
-        }
-        text = (json.dumps(line, ensure_ascii=True) + "\n").encode("ascii")
-        # One write to a file opened for appending: lines of several servers do not mix.
-        handle = os.open(self.settings.folder / LINES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(handle, text)
-        finally:
-            os.close(handle)
+        if now - self._scanned >= _RESCAN or self._lines.bytes < self._bytes_then:  # the list was moved away
+            self._bytes, self._bytes_then, self._scanned = _size(self.settings.folder), self._lines.bytes, now
+        # What all servers have kept since the scan stands in the lines.
+        kept = self._bytes + self._lines.bytes - self._bytes_then
+        return "quota" if kept + count > self.settings.quota_mb * 1e6 else None
 
     def _count(self, result: str) -> None:
         self._metrics.record("partgcd_collected_total", result=result)
@@ -143,6 +145,40 @@ def suffix_of(data: bytes) -> str:
     return ".jpg"
 
 
+def _line(digest: str, name: str, count: int, answer: Answer) -> dict[str, object]:
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "sha256": digest,
+        "file": name,
+        "bytes": count,
+        "id": answer.best.id,
+        "name": answer.best.name,
+        "confidence": round(answer.best.probability, 5),
+        "novel": answer.novel,
+        "novelty": round(answer.novelty, 4),
+        "model_version": answer.version,
+    }
+
+
+def _must_be(path: Path, kind: Callable[[int], bool], word: str) -> None:
+    """Never through a link, which may lead anywhere; and a pipe would be waited for without end."""
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return  # made, or told of, later
+    if not kind(mode):
+        names = {
+            stat.S_IFLNK: "a link",
+            stat.S_IFIFO: "a pipe",
+            stat.S_IFDIR: "a folder",
+            stat.S_IFREG: "a file",
+        }
+        found = names.get(stat.S_IFMT(mode), "a device")
+        raise UserError(
+            f"can't collect into '{path}': it is {found}, not {word}; choose another --collect", 1
+        )
+
+
 def _remove_stale(folder: Path) -> None:
     """Remove what a killed server left half written; another one may be writing right now."""
     for path in folder.glob(".*.tmp"):
@@ -151,9 +187,11 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _size(folder: Path) -> int:
+    """Bytes of all files there but for the list, which is small beside them."""
     total = 0
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_file(follow_symlinks=False):
-                total += entry.stat(follow_symlinks=False).st_size
+            with suppress(FileNotFoundError):  # another server's, just renamed
+                if entry.name != LINES and entry.is_file(follow_symlinks=False):
+                    total += entry.stat(follow_symlinks=False).st_size
     return total

@@ -36,6 +36,7 @@ DEFINITIONS = {
     "partgcd_images_total": Definition("counter", "Images by outcome: familiar, novel or broken.", ("outcome",)),
     "partgcd_assigned_total": Definition("counter", "Images put into a class.", ("class_id",)),
     "partgcd_rejected_total": Definition("counter", "Requests refused, by title of their problem.", ("reason",)),
+    "partgcd_decoders_ended_total": Definition("counter", "Decoders ended by an image: slow or failed.", ("why",)),
     "partgcd_model_info": Definition("gauge", "1 for the model that answers.", ("version",)),
     "partgcd_model_changes_total": Definition("counter", "Models or names taken or refused.", ("result",)),
     "partgcd_candidate_refused": Definition("gauge", "1 while a newer model is refused and the old one goes on."),

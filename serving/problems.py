@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -66,26 +67,32 @@ class Problem(Exception):
         content = json.dumps(self.body(request_id), ensure_ascii=False).encode("utf-8", "backslashreplace")
         return Response(content, self.status, self.headers, MEDIA_TYPE)
 
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request with it, and have it counted."""
+        scope["partgcd.problem"] = self.title
+        await self.response(scope.get("partgcd.request_id", ""))(scope, receive, send)
+
 
 def handle_problems(app: FastAPI) -> None:
     """Make every error of ``app`` a problem document."""
 
     @app.exception_handler(Problem)
     async def _problem(request: Request, problem: Problem) -> Response:
-        return problem.response(request_id(request))
+        return _told(request, problem)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
         told = "; ".join(
             f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}" for each in error.errors()[:5]
         )
-        return Problem(
-            422, "Invalid parameter", told[:500], "see /docs for what each parameter may be"
-        ).response(request_id(request))
+        return _told(
+            request,
+            Problem(422, "Invalid parameter", told[:500], "see /docs for what each parameter may be"),
+        )
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        return _from_status(error.status_code, dict(error.headers or {})).response(request_id(request))
+        return _told(request, _from_status(error.status_code, dict(error.headers or {})))
 
 
 def request_id(request: Request) -> str:
@@ -94,8 +101,16 @@ def request_id(request: Request) -> str:
     return found if isinstance(found, str) else ""
 
 
+def _told(request: Request, problem: Problem) -> Response:
+    request.scope["partgcd.problem"] = problem.title  # the guard counts it
+    return problem.response(request_id(request))
+
+
 def _from_status(status: int, headers: dict[str, str]) -> Problem:
     title = HTTPStatus(status).phrase
+    allowed = headers.get("Allow", "").split(", ")
+    if "GET" in allowed and "HEAD" not in allowed:
+        headers["Allow"] = ", ".join([*allowed, "HEAD"])
     detail, fix = {
         404: ("there is nothing at this path", "see /docs for the paths there are"),
         405: (f"this path answers to {headers.get('Allow', 'other methods')}", "see /docs for its methods"),

@@ -125,8 +125,12 @@ class LimitsOut(BaseModel):
     max_files: int
     max_megapixels: float
     read_timeout_s: float
+    min_upload_kb_s: float
+    decode_timeout_s: float
+    queue_timeout_s: float
     request_timeout_s: float
     max_queue: int
+    max_decode_mb: float
 
 
 class ModelOut(BaseModel):
@@ -150,26 +154,27 @@ class ModelOut(BaseModel):
 
 
 class Health(BaseModel):
-    """The process is alive."""
+    """Whether the process is alive, and gets on with what it has."""
 
-    status: Literal["ok"] = "ok"
+    status: Literal["ok", "stuck"] = "ok"
 
 
 class RefusedOut(BaseModel):
-    """A newer model that could not be taken."""
+    """A newer model that could not be taken. Which, and why, is for those who have the API key."""
 
-    model_version: str | None
-    error: str
+    model_version: str | None = None
+    error: str | None = None
     since: str
 
 
 class Ready(BaseModel):
     """Whether requests are answered, and what became of a newer model."""
 
-    model_config = _example(ready=True, model_version=_VERSION, refused=None)
+    model_config = _example(ready=True, model_version=_VERSION, reason=None, refused=None)
 
     ready: bool
     model_version: str | None
+    reason: str | None = Field(None, description="Why it is not ready.")
     refused: RefusedOut | None = None
 
 

@@ -8,23 +8,40 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partgcd.data.decode import BrokenImage, decode
+from partgcd.decoding.begun import BrokenImage
 from partgcd.export.predictor import Answer, Failure, Predictor
 from partgcd.export.session import usable_cpus
 from partgcd.serving.body import Buffered, Upload
+from partgcd.serving.changes import Changes
+from partgcd.serving.decoders import Decoders, Large, NoMemory
 from partgcd.serving.holder import ModelHolder
 from partgcd.serving.inbox import Inbox
 from partgcd.serving.metrics import Metrics
 from partgcd.serving.problems import Problem
-from partgcd.serving.settings import ServeSettings
+from partgcd.serving.settings import Limits, ServeSettings
 from partgcd.serving.sources import Source
+from partgcd.serving.turns import Asking, Turns
+
+T = TypeVar("T")
+
+STUCK_S = 60.0
+"""A server of which a worker has been at one image for so long, or has finished none, is to be started again."""
+
+LARGE = 80e6
+"""Bytes of memory above which an image waits its turn among large ones: a JPEG of 13 megapixels has so many."""
+
+_SLOW_S = 6.5
+_LOOK_S = 0.5
+_CLOSE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -71,10 +88,16 @@ class Service:
         alone = threads if settings.threads or settings.provider == "cuda" else cpus
         self.holder = ModelHolder(source, partial(_load, threads, alone, settings))
         self.holder.on_change = self._changed
-        self.buffered = Buffered(settings.limits.max_buffered_mb * 1e6)
+        self.changes = Changes(self.holder)
+        limits = settings.limits
+        self.buffered = Buffered(limits.max_buffered_mb * 1e6, limits.max_body_mb * 1e6)
+        self.decoders = Decoders(limits, metrics)
         self.inbox = Inbox(settings.collect, metrics) if settings.collect is not None else None
         self.draining = False
-        self._pool = ThreadPoolExecutor(self.workers, "classify")
+        # Two lanes: whoever sends large images, or what takes long by being large, holds up nobody else.
+        self._turns, self._large = Turns(self.workers), Turns(self.workers)
+        # Turns say how many images are worked on; what a batch on a GPU needs besides never waits for a decoder.
+        self._pool = ThreadPoolExecutor(4 * self.workers, "classify")
         self._runner = runner
         self._places = 0
         self._pace = 0.05  # seconds an image, a moving mean
@@ -86,43 +109,43 @@ class Service:
         self._following = asyncio.create_task(self.holder.follow(self.settings.poll_s))
 
     async def close(self) -> None:
-        """Stop following, finish what runs, write what the inbox accepted."""
+        """Stop following, end what still runs, write what the inbox accepted."""
         self.draining = True
         if self._following is not None:
             self._following.cancel()
-        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+        self.decoders.close()
+        self.changes.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)  # whoever waited for it has gone
         if self.inbox is not None:
-            await asyncio.to_thread(self.inbox.close)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.to_thread(self.inbox.close), _CLOSE_S)
 
     def predictor(self) -> Predictor:
         """The model that answers. Raises Problem where there is none."""
         found = self.holder.predictor
         if found is None:
-            refused = self.holder.refused
-            told = f": {refused.error}" if refused else ""
             raise Problem(
-                503,
-                "Not ready",
-                f"no model is loaded{told}",
-                "try again later; /readyz says when",
-                retry_after=5,
-            )
+                503, "Not ready", "no model is loaded; the server's log says why",
+                "try again later; /readyz says when", retry_after=5,
+            )  # fmt: skip
         return found
 
     def check_room(self, images: int = 1) -> None:
         """Raises Problem where ``images`` more do not fit into the queue."""
         most = self.settings.limits.max_queue
         if self._places + images > most:
-            seconds = math.ceil(self._places * self._pace / self.workers)
             raise Problem(
                 429, "Too many images", f"{self._places} images are waiting, the queue holds {most}",
-                "try again later", limit=most, retry_after=min(max(seconds, 1), 60),
+                "try again later", limit=most, retry_after=self._later(),
             )  # fmt: skip
 
     async def classify(
-        self, uploads: Sequence[Upload], top_k: int, explain: bool
+        self, uploads: Sequence[Upload], top_k: int, explain: bool, asking: Asking | None = None
     ) -> tuple[str, list[Result]]:
         """The model's version and a result for every upload, in order; all by one model.
+
+        Args:
+            asking: who asks, for the workers are shared out.
 
         Raises:
             Problem: no model, no room, nothing to explain, or no answer in time.
@@ -135,44 +158,86 @@ class Service:
                 422, "Nothing to explain", "this model's method has no parts to draw", "leave explain out"
             )
         self.check_room(len(uploads))
-        seconds = self.settings.limits.request_timeout_s
+        limits, asking = self.settings.limits, asking or Asking()
+        asking.images = len(uploads)
         if self._places == 0:
             self._finished = time.monotonic()
         self._take_places(len(uploads))
         try:
-            async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(predictor, each, top_k, explain)) for each in uploads]
+            async with asyncio.timeout(limits.request_timeout_s) as clock, asyncio.TaskGroup() as group:
+                hurry = group.create_task(_give_up(asking, limits, clock))
+                tasks = [
+                    group.create_task(self._one(predictor, each, top_k, explain, asking)) for each in uploads
+                ]
+                await asyncio.wait(tasks)
+                hurry.cancel()
         except TimeoutError as error:
-            raise Problem(
-                503,
-                "Out of time",
-                f"no answer within {seconds:g} s",
-                "try again later",
-                limit=seconds,
-                retry_after=5,
-            ) from error
+            if asking.given_up:
+                raise self._late("Too busy", limits.queue_timeout_s, "the workers were busy for") from error
+            raise self._late("Out of time", limits.request_timeout_s, "no answer within") from error
+        except ExceptionGroup as group_of_errors:
+            if group_of_errors.subgroup(NoMemory) is None:
+                raise
+            raise self._late("Too busy", limits.queue_timeout_s, "no memory to decode was free for") from None
         finally:
             self._take_places(-len(uploads))
         return predictor.version, [task.result() for task in tasks]
 
-    async def _one(self, predictor: Predictor, upload: Upload, top_k: int, explain: bool) -> Result:
-        loop, submitted = asyncio.get_running_loop(), time.perf_counter()
+    def _late(self, title: str, seconds: float, told: str) -> Problem:
+        return Problem(
+            503, title, f"{told} {seconds:g} s", "try again later", limit=seconds, retry_after=self._later()
+        )
+
+    def _later(self) -> int:
+        """Seconds after which what waits now will have been worked off, 1 to 60."""
+        return min(max(math.ceil(self._places * self._pace / self.workers), 1), 60)
+
+    async def _one(
+        self, predictor: Predictor, upload: Upload, top_k: int, explain: bool, asking: Asking
+    ) -> Result:
+        submitted = time.perf_counter()
+        prepare = partial(self._prepare, predictor, upload, asking, submitted)
         if self._runner is None:
-            work = partial(self._whole, predictor, upload, top_k, explain, submitted)
-            result = await loop.run_in_executor(self._pool, work)
-        else:
-            prepared = await loop.run_in_executor(
-                self._pool, self._prepare, predictor, upload.data, submitted
+            result = await self._in_lanes(
+                asking, lambda most: self._whole(predictor, upload, top_k, explain, prepare(most))
             )
-            self._finished = time.monotonic()
+        else:
+            prepared = await self._in_lanes(asking, prepare)
             if isinstance(prepared, Failure):
                 result = Result(upload, prepared)
             else:
                 answer = await self._runner(Job(predictor, prepared, top_k, explain))
+                loop = asyncio.get_running_loop()
                 result = await loop.run_in_executor(self._pool, self._drawn, upload, answer)
         self._finished = time.monotonic()
+        asking.done += 1
         self._count(result)
         return result
+
+    async def _in_lanes(self, asking: Asking, work: Callable[[float], T]) -> T:
+        """What ``work`` gives, in its turn. It is called with the bytes of memory that decoding may need."""
+        try:
+            return await self._in_turn(self._turns, asking, partial(work, LARGE))
+        except Large:
+            asking.begun -= 1
+            return await self._in_turn(self._large, asking, partial(work, math.inf))
+
+    async def _in_turn(self, turns: Turns, asking: Asking, work: Callable[[], T]) -> T:
+        """What ``work`` gives in a thread, which keeps its turn until it ends, whoever still waits for it."""
+        turn = await turns.take(asking)
+
+        def ended(_: object) -> None:
+            seconds = turns.give_back(turn)
+            self._pace += 0.1 * (seconds - self._pace)
+            self._finished = time.monotonic()
+
+        try:
+            running = self._pool.submit(work)
+        except RuntimeError:  # closed
+            ended(None)
+            raise
+        running.add_done_callback(ended)
+        return await asyncio.wrap_future(running)
 
     def _count(self, result: Result) -> None:
         if isinstance(result.found, Failure):
@@ -184,33 +249,52 @@ class Service:
             self.inbox.offer(result.upload.data, result.found)
 
     def _whole(
-        self, predictor: Predictor, upload: Upload, top_k: int, explain: bool, submitted: float
+        self,
+        predictor: Predictor,
+        upload: Upload,
+        top_k: int,
+        explain: bool,
+        prepared: NDArray[np.uint8] | Failure,
     ) -> Result:
-        """All of an image's work in one thread."""
-        prepared = self._prepare(predictor, upload.data, submitted)
         if isinstance(prepared, Failure):
             return Result(upload, prepared)
         return self._drawn(upload, self._run([Job(predictor, prepared, top_k, explain)])[0])
 
-    def _prepare(self, predictor: Predictor, data: bytes, submitted: float) -> NDArray[np.uint8] | Failure:
+    def _prepare(
+        self, predictor: Predictor, upload: Upload, asking: Asking, submitted: float, most: float
+    ) -> NDArray[np.uint8] | Failure:
         began = time.perf_counter()
-        self.metrics.phase("wait", began - submitted)
+        settings, limits = predictor.manifest.preprocessing.settings(), self.settings.limits
+        wait = asking.patience(limits.queue_timeout_s, limits.request_timeout_s)
+        found: NDArray[np.uint8] | Failure
         try:
-            # The server's limit of pixels, which may be lower than the one the model was trained with.
-            image = decode(data, self.settings.limits.max_megapixels)
-            return predictor.prepare(np.asarray(image))
+            # By the server's limit of pixels, which may be lower than the one the model was trained with.
+            found = self.decoders.view(upload.data, settings, asking.request_id, most, wait)
         except BrokenImage as broken:
-            return Failure(broken.reason, predictor.version)
-        finally:
-            self.metrics.phase("decode", time.perf_counter() - began)
+            found = Failure(broken.reason, predictor.version)
+        self.metrics.phase("wait", began - submitted)
+        self.metrics.phase("decode", time.perf_counter() - began)
+        return found
 
     async def run_in_pool(self, jobs: Sequence[Job]) -> list[Answer]:
         """Answers for several jobs, in one run of the graph for those of one model."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, jobs)
 
     def stuck_for(self) -> float:
-        """Seconds since an image was finished, while any is held; 0 while none is."""
-        return time.monotonic() - self._finished if self._places else 0.0
+        """Seconds since an image was finished, while any is held; or that a worker has been at one image."""
+        waited = time.monotonic() - self._finished if self._places else 0.0
+        return max(waited, self._turns.longest(), self._large.longest())
+
+    def why_not_ready(self) -> str | None:
+        """Why requests are not answered; None where they are."""
+        if self.draining:
+            return "the server is stopping"
+        if self.holder.predictor is None:
+            return "no model is loaded"
+        limits = self.settings.limits
+        if self.stuck_for() > limits.decode_timeout_s + limits.queue_timeout_s + _SLOW_S:
+            return f"a worker has finished no image for {self.stuck_for():.0f} s"
+        return None
 
     def _run(self, jobs: Sequence[Job]) -> list[Answer]:
         began = time.perf_counter()
@@ -230,7 +314,6 @@ class Service:
                 )
         seconds = time.perf_counter() - began
         self.metrics.phase("predict", seconds)
-        self._pace += 0.1 * (seconds / len(jobs) - self._pace)
         return [answers[place] for place in range(len(jobs))]
 
     def _drawn(self, upload: Upload, answer: Answer) -> Result:
@@ -252,6 +335,20 @@ class Service:
         self.metrics.record("partgcd_candidate_refused", float(what == "refused"))
         if what == "taken":
             self.metrics.serve_version(self.predictor().version)
+
+
+async def _give_up(asking: Asking, limits: Limits, clock: asyncio.Timeout) -> None:
+    """End a request that has had no turn by then, or of whose images so few are done that it would run out of time.
+
+    It is told so at once, rather than kept behind others for long.
+    """
+    await asyncio.sleep(limits.queue_timeout_s)
+    share = limits.queue_timeout_s / limits.request_timeout_s
+    if asking.images == 1 or asking.done >= share * asking.images:
+        while asking.begun:
+            await asyncio.sleep(_LOOK_S)
+    asking.given_up = True
+    clock.reschedule(asyncio.get_running_loop().time())
 
 
 def _load(threads: int, alone: int, settings: ServeSettings, path: Path) -> tuple[Predictor, ...]:

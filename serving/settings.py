@@ -14,6 +14,7 @@ KEY_VARIABLE = "PARTGCD_API_KEY"
 
 Kept = Literal["all", "unfamiliar", "unsure"]
 Megabytes = Annotated[float, Field(gt=0.0)]
+Origin = Annotated[str, Field(pattern=r"^https?://[^\s/@*,]+$")]
 
 
 class Limits(Section):
@@ -23,10 +24,19 @@ class Limits(Section):
     max_files: int = Field(32, ge=1, le=1000, description="Images in one request.")
     max_megapixels: Positive = Field(50.0, description="Pixels of one image, 1e6.")
     read_timeout_s: Positive = Field(30.0, description="Until a body has arrived, seconds.")
+    min_upload_kb_s: float = Field(
+        10.0, ge=0.0, description="A body that comes slower is cut, 1e3 bytes a second."
+    )
+    decode_timeout_s: Positive = Field(5.0, description="Decoding one image, seconds.")
+    queue_timeout_s: Positive = Field(
+        3.5, description="Until the first image of a request has a worker, seconds."
+    )
     request_timeout_s: Positive = Field(30.0, description="From the whole body to the answer, seconds.")
     max_queue: int = Field(64, ge=1, description="Images that are waiting or worked on.")
     max_buffered_mb: Megabytes = Field(512.0, description="Bodies of all requests together, 1e6 bytes.")
+    max_decode_mb: Megabytes = Field(1000.0, description="Memory of all images being decoded, 1e6 bytes.")
     max_connections: int = Field(1000, ge=1, description="Open connections; idle ones are closed above it.")
+    max_connections_each: int = Field(500, ge=1, description="Open connections of one client's address.")
 
     @model_validator(mode="after")
     def _possible(self) -> Limits:
@@ -56,6 +66,10 @@ class ServeSettings(Section):
     alias: str = "champion"
     allow_hosts: tuple[str, ...] = Field(
         LOCAL_HOSTS, description="Host headers that are answered; '*' answers all."
+    )
+    allow_origins: tuple[Origin, ...] = Field(
+        (),
+        description="Origins of pages besides the server's own that may send, like https://photos.example.",
     )
     api_key: SecretStr | None = Field(None, description="Asked of everybody, except for health.")
     limits: Limits = Limits()

@@ -53,8 +53,8 @@ class Source(Protocol):
     def retired(self, class_id: str) -> Retired | None:
         """What became of a class that is not answered with."""
 
-    def rename(self, class_id: str, name: str) -> None:
-        """Raises UserError where there is no such class or no such name."""
+    def rename(self, class_id: str, name: str, wait: float) -> None:
+        """Raises UserError as `continual.classes.rename` does; ``wait`` seconds for others who change it."""
 
 
 class BundleSource:
@@ -75,7 +75,7 @@ class BundleSource:
         """See `Source`."""
         return None
 
-    def rename(self, class_id: str, name: str) -> None:
+    def rename(self, class_id: str, name: str, wait: float) -> None:
         """See `Source`."""
         raise UserError(
             "a bundle never changes: put it into a registry (partgcd registry add) and serve that to rename classes"
@@ -111,11 +111,11 @@ class RegistrySource:
             return Retired(class_id, None, identity.splits[class_id].children)
         return None
 
-    def rename(self, class_id: str, name: str) -> None:
+    def rename(self, class_id: str, name: str, wait: float) -> None:
         """See `Source`."""
         from partgcd.continual.classes import rename
 
-        rename(self.registry, class_id, name)
+        rename(self.registry, class_id, name, wait)
 
     def _identity(self) -> Identity:
         from partgcd.continual.identity import fold, read_log

@@ -35,7 +35,7 @@ from partgcd.export.manifest import Manifest
 from partgcd.export.parity import STORED
 from partgcd.run.files import write_bytes, write_text
 from partgcd.serving.app import build_app
-from partgcd.serving.logs import LOGGER
+from partgcd.serving.logs import LOGGER, OTHERS
 from partgcd.serving.metrics import Metrics
 from partgcd.serving.service import Service
 from partgcd.serving.settings import ServeSettings
@@ -109,6 +109,26 @@ def make_graph(sure: float, parts: bool) -> bytes:
     return model.SerializeToString()
 
 
+def blank_tensors() -> dict[str, dict[str, NDArray[Any]]]:
+    """What training would go on from, of three classes: nothing that serving reads."""
+
+    def ones(*shape: int) -> NDArray[np.float32]:
+        return np.ones(shape, np.float32)
+
+    whole = np.zeros(3, np.int64)
+    return {
+        BANK: {
+            "log_pi": ones(3, PARTS), "mu": ones(3, PARTS, 3), "var": ones(3, PARTS, 3), "fitted": whole == 0,
+            "shared.log_pi": ones(PARTS), "shared.mu": ones(PARTS, 3), "shared.var": ones(PARTS, 3),
+            "projection.mean": ones(3), "projection.basis": ones(3, 3),
+        },
+        EXEMPLARS: {
+            "keys": whole, "classes": whole, "labelled": whole == 0, "cls": ones(3, 3), "tokens": ones(3, 4, 3),
+        },
+        WEIGHTS: {"prototypes.weight": ones(3, 3)},
+    }  # fmt: skip
+
+
 def make_bundle(
     path: Path,
     flavour: int = 0,
@@ -138,25 +158,27 @@ def make_bundle(
             {"index": place, "id": each, "name": name, "kind": kind, "labelled": 3, "assigned": 4}
             for place, (each, name, kind) in enumerate(zip(ids(flavour), names, kinds, strict=True))
         ],
-        "parts": PARTS if parts else None, "projection": None, "fusion": {"temperature": 1.0, "part_weight": 1.0},
+        "parts": PARTS if parts else None,
+        "projection": {"dims": 3, "sha256": "0" * 64} if parts else None,
+        "fusion": {"temperature": 1.0, "part_weight": 1.0},
         "novelty": {
             "threshold": 0.5, "false_alarm_rate": 0.05, "calibration_images": 9, "ratio_weight": 0.5, "folds": 5,
         },
         "graph": {"precision": "fp32", "opset": OPSET, "input": INPUT, "outputs": outputs},
         "parity": {"images": 7, "batches": [1, 2, 7], "largest_difference": 0.0, "tolerance": 1e-4},
-        "cost": None, "agreement": 1.0, "accuracy": None, "exemplars": {"per_class": 0, "thumbnails": False},
+        "cost": None, "agreement": 1.0, "accuracy": None, "exemplars": {"per_class": 1, "thumbnails": False},
         "provenance": {
             "run": "test", "created": "2026-01-01T00:00:00+00:00", "exported": "2026-01-01T00:00:00+00:00",
             "partgcd": "0", "git": None, "versions": {}, "seed": flavour, "data": "0" * 64,
             "images": {"total": 9, "labelled": 9, "unlabelled": 0},
         },
-        "settings": Settings(), "files": {},
+        "settings": Settings.model_validate({"data": {"image_size": SIZE}}), "files": {},
     }  # fmt: skip
-    empty = save({"nothing": np.zeros(1, np.float32)})
     with building(path) as folder:
         write_bytes(folder / GRAPH, model)
-        for name in (WEIGHTS, EXEMPLARS, *([BANK] if parts else [])):
-            write_bytes(folder / name, empty)
+        for name, tensors in blank_tensors().items():
+            if name != BANK or parts:
+                write_bytes(folder / name, save(tensors))
         stored = {INPUT: pixels, **{f"expected.{name}": value for name, value in expected.items()}}
         write_bytes(folder / PARITY, save({name: np.ascontiguousarray(v) for name, v in stored.items()}))
         write_text(folder / CARD, "# Made for a test\n")
@@ -174,11 +196,12 @@ def picture(colour: tuple[int, int, int], kind: str = "png", side: int = 40) -> 
 @pytest.fixture(autouse=True)
 def plain_logs() -> Iterator[None]:
     """Loggers as they were."""
-    loggers = [logging.getLogger(name) for name in (LOGGER, "uvicorn.error")]
+    loggers = [logging.getLogger(name) for name in (LOGGER, *OTHERS)]
     before = [(each.handlers, each.level, each.propagate) for each in loggers]
     yield
     for each, (handlers, level, propagate) in zip(loggers, before, strict=True):
         each.handlers, each.level, each.propagate = handlers, level, propagate
+    logging.captureWarnings(False)
 
 
 @pytest.fixture(scope="session")
@@ -198,8 +221,17 @@ def photos() -> dict[str, bytes]:
     return {name: picture(colour) for name, colour in COLOURS.items()} | {"grey": picture((90, 90, 90))}
 
 
+@pytest.fixture(scope="session")
+def idle_decoders() -> Iterator[list[Any]]:
+    """Decoders at rest: a start takes a third of a second, so that services of one after another test share them."""
+    found: list[Any] = []
+    yield found
+    for each in found:
+        each.close()
+
+
 @pytest.fixture
-def service_of(bundle: Path) -> Iterator[Callable[..., Service]]:
+def service_of(bundle: Path, idle_decoders: list[Any]) -> Iterator[Callable[..., Service]]:
     """A service with its model loaded; ``settings`` as those of ServeSettings."""
     made: list[Service] = []
 
@@ -207,18 +239,26 @@ def service_of(bundle: Path) -> Iterator[Callable[..., Service]]:
         told = ServeSettings.model_validate({"source": bundle, "workers": 2, "threads": 1, **settings})
         service = Service(told, open_source(told), Metrics())
         service.holder.start()
+        service.decoders._idle, idle_decoders[:] = [*idle_decoders], []
         made.append(service)
         return service
 
     yield make
     for service in made:
         service._pool.shutdown(cancel_futures=True)
+        keep_decoders(service, idle_decoders)
         if service.inbox is not None:
             service.inbox.close()
 
 
+def keep_decoders(service: Service, idle: list[Any]) -> None:
+    idle += service.decoders._idle
+    service.decoders._idle = []
+    service.decoders.close()
+
+
 @pytest.fixture
-def client_of(service_of: Callable[..., Service]) -> Iterator[ClientOf]:
+def client_of(service_of: Callable[..., Service], idle_decoders: list[Any]) -> Iterator[ClientOf]:
     """A client of an app in this process; its service is ``client.app.state.service``."""
     opened: list[TestClient] = []
 
@@ -230,6 +270,7 @@ def client_of(service_of: Callable[..., Service]) -> Iterator[ClientOf]:
 
     yield make
     for client in opened:
+        keep_decoders(client.app.state.service, idle_decoders)  # type: ignore[attr-defined]
         client.__exit__(None, None, None)
 
 

@@ -26,9 +26,9 @@ LIMIT = "read_timeout_s=1"
 class Server:
     """A running ``partgcd serve``."""
 
-    def __init__(self, *words: str) -> None:
-        code = "import sys; sys.argv[0] = 'partgcd'; from partgcd.serving import embedded; embedded.IDLE_S = 1.0\n"
-        code += "from partgcd.cli.main import main; main()"
+    def __init__(self, *words: str, change: str = "") -> None:
+        code = "import sys; sys.argv[0] = 'partgcd'; from partgcd.serving import connections, embedded\n"
+        code += f"connections.IDLE_S = 1.0\n{change}\nfrom partgcd.cli.main import main; main()"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, "serve", *words, "--port", "0"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -78,7 +78,8 @@ def server(bundle: Path) -> Iterator[Server]:
     found = Server(str(bundle), "--limit", LIMIT, "--limit", "max_body_mb=1", "--workers", "2")
     yield found
     assert found.stop() == 0
-    assert not any("Traceback" in line for line in found.lines)
+    for line in found.lines:
+        assert "traceback" not in json.loads(line)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -189,6 +190,66 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent(server: Server) -> N
 
 
 @pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"\x00\xff\x00\xff\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nbad header\r\n\r\n", 400),
+        (b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000, 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+        (b"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n", 400),
+        (
+            b"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\nno number\r\n",
+            400,
+        ),
+    ],
+)
+def test_what_is_no_request_is_told_as_a_problem(server: Server, data: bytes, status: int) -> None:
+    with server.connect() as strange:
+        strange.sendall(data)
+        head, _, body = read_all(strange).partition(b"\r\n\r\n")
+    assert head.splitlines()[0].split()[1] == b"%d" % status
+    headers = {
+        name.lower(): value.strip() for name, _, value in (each.partition(b":") for each in head.splitlines())
+    }
+    assert headers[b"content-type"] == b"application/problem+json" and headers[b"connection"] == b"close"
+    told = json.loads(body)
+    assert (
+        told["status"] == status and told["fix"] and told["request_id"].encode() == headers[b"x-request-id"]
+    )
+    assert headers[b"x-content-type-options"] == b"nosniff"
+
+
+def test_head_is_answered_as_get_without_the_body(server: Server) -> None:
+    for path in (
+        "/healthz",
+        "/readyz",
+        "/",
+        "/docs",
+        "/v1/classes",
+        "/v1/model",
+        "/openapi.json",
+        "/nothing",
+    ):
+        heads = []
+        for method in ("GET", "HEAD"):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+            connection.request(method, path)
+            response = connection.getresponse()
+            body = response.read()
+            assert bool(body) == (method == "GET"), path
+            left_out = ("x-request-id", "date")
+            heads.append((response.status, sorted(
+                (name.lower(), value) for name, value in response.getheaders() if name.lower() not in left_out
+            )))  # fmt: skip
+            connection.close()
+        assert heads[0] == heads[1], path
+
+
+@pytest.mark.parametrize(
     "data",
     [
         b"\x00\xff\x00\xff\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET " + b"/" * 100_000 + b" HTTP/1.1\r\n\r\n",
@@ -271,3 +332,174 @@ def test_nothing_is_written_into_the_home(bundle: Path, tmp_path: Path, photos: 
     told = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "XDG_"))}
     subprocess.run([sys.executable, "-c", code], env={**told, "HOME": str(home)}, check=True, timeout=60)
     assert list(home.iterdir()) == []
+
+
+def exif_that_warns(data: bytes) -> bytes:
+    """A JPEG with a damaged EXIF block, of which readers warn."""
+    block = b"Exif\0\0II*\0\xff\xff\xff\x7f" + b"\xee" * 22
+    return data[:2] + b"\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block + data[2:]
+
+
+NOISE = """
+import threading, warnings, os, logging
+real = embedded.address_of
+def noisy(listener):
+    warnings.warn("a library warns")
+    logging.getLogger("somebody.else").error("another logger")
+    threading.Thread(target=lambda: 1 / 0).start()
+    os.write(2, b"code in C prints\\n")
+    print("so does Python", file=sys.stderr)
+    class Bad:
+        def __del__(self):
+            raise RuntimeError("in a destructor")
+    Bad()
+    import asyncio
+    async def fails():
+        raise RuntimeError("nobody waits for it")
+    task = asyncio.get_running_loop().create_task(fails())
+    del task
+    return real(listener)
+embedded.address_of = noisy
+"""
+
+
+def test_every_line_of_stderr_is_json(bundle: Path) -> None:
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (40, 40)).save(file, "JPEG")
+    server = Server(str(bundle), "--workers", "1", change=NOISE)
+    status, _ = server.ask(
+        "POST", "/v1/classify", exif_that_warns(file.getvalue()), Content_Type="image/jpeg"
+    )
+    assert status == 200
+    with server.connect() as strange:
+        strange.sendall(b"no request\r\n\r\n")
+        read_all(strange)
+    until = time.monotonic() + 20
+    while not any("nobody waits" in line for line in server.lines) and time.monotonic() < until:
+        server.ask("GET", "/readyz")  # the collector of lost tasks runs by and by
+        time.sleep(0.05)
+    assert server.stop() == 0
+    told = [json.loads(line) for line in server.lines]
+    text = json.dumps(told)
+    for each in ("a library warns", "another logger", "ZeroDivisionError", "code in C prints", "so does Python",
+                 "in a destructor", "nobody waits"):  # fmt: skip
+        assert each in text, each
+    assert all(each["time"] and each["level"] and each["event"] for each in told)
+
+
+SLOW = """
+import time
+from partgcd.serving import service
+run = service.Service._run
+def slow(self, jobs):
+    time.sleep(60)
+    return run(self, jobs)
+service.Service._run = slow
+"""
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_a_stop_ends_whatever_still_runs(bundle: Path, photos: dict[str, bytes], second: bool) -> None:
+    """A worker that never ends: the stop is over after its time, or at once on a second signal."""
+    short = "" if second else "embedded.DRAIN_S, embedded.END_S = 1, 2.0\n"
+    server = Server(str(bundle), "--workers", "1", change=short + SLOW)
+    with server.connect() as begun:
+        begun.sendall(
+            b"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(photos["red"]) + photos["red"]
+        )
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        if second:
+            time.sleep(0.5)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(20) == 130
+        else:
+            answer = read_all(begun)
+            assert b" 503 " in answer.splitlines()[0] and b"retry-after" in answer.lower()
+            assert b"problem+json" in answer
+            assert server.process.wait(20) == 1
+    told = [json.loads(line) for line in server.lines]
+    assert any(
+        "second signal" in each["event"] if second else "did not end" in each["event"] for each in told
+    )
+
+
+def test_a_stuck_worker_is_told(bundle: Path, photos: dict[str, bytes]) -> None:
+    change = "from partgcd.serving import service, api\nservice._SLOW_S = -8.5\napi.STUCK_S = 1.5\n" + SLOW
+    server = Server(str(bundle), "--workers", "1", change=change)
+    try:
+        assert server.ask("GET", "/readyz")[0] == 200
+        with server.connect() as begun:
+            begun.sendall(
+                b"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
+                b"Content-Length: %d\r\n\r\n" % len(photos["red"]) + photos["red"]
+            )
+            until = time.monotonic() + 20
+            while server.ask("GET", "/healthz")[0] == 200 and time.monotonic() < until:
+                time.sleep(0.05)
+            status, told = server.ask("GET", "/readyz")
+            assert status == 503 and "finished no image" in told["reason"]
+            assert server.ask("GET", "/healthz") == (503, {"status": "stuck"})
+        time.sleep(0.2)  # the client has gone, and the worker is still at it
+        assert server.ask("GET", "/healthz")[0] == 503
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_one_address_has_so_many_connections(bundle: Path, photos: dict[str, bytes]) -> None:
+    server = Server(
+        str(bundle), "--workers", "1", "--limit", "max_connections_each=3", change="connections.IDLE_S = 60"
+    )
+    try:
+        kept = [server.connect() for _ in range(3)]
+        for each in kept:
+            each.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b" 200 " in each.recv(4096)
+        with server.connect() as fourth:
+            head, _, body = read_all(fourth).partition(b"\r\n\r\n")
+        assert b" 429 " in head.splitlines()[0] and b"retry-after" in head.lower()
+        assert json.loads(body)["limit"] == 3
+        kept.pop().close()
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            with server.connect() as again:
+                again.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                answer = read_all(again)
+            if b" 200 " in answer.splitlines()[0]:
+                break
+        assert b'partgcd_rejected_total{reason="Too many connections"}' in answer
+        for each in kept:
+            each.close()
+    finally:
+        assert server.stop() == 0
+
+
+def test_a_slow_upload_is_cut(bundle: Path, photos: dict[str, bytes]) -> None:
+    change = "from partgcd.serving import body\nbody._RATE_S = 0.5"
+    server = Server(str(bundle), "--workers", "1", change=change)
+    try:
+        with server.connect() as slow:
+            slow.sendall(b"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n")
+            slow.sendall(b"Content-Length: 10000000\r\n\r\n" + bytes(9_000_000))
+            slow.settimeout(0.1)
+            answer, until = b"", time.monotonic() + 20
+            while not answer and time.monotonic() < until:
+                try:
+                    slow.sendall(b"x")
+                    answer = slow.recv(65536)
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+            slow.settimeout(20)
+            answer += read_all(slow)
+        assert b" 408 " in answer.splitlines()[0] and b"10 kB a second" in answer
+        assert server.classify(photos["red"])[0] == 200
+    finally:
+        assert server.stop() == 0

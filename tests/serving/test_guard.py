@@ -56,7 +56,7 @@ def test_other_hosts_may_be_allowed(client_of: ClientOf) -> None:
 @pytest.mark.parametrize(
     ("origin", "status"),
     [
-        ("http://localhost", 200), ("http://localhost:3000", 200), ("https://evil.example", 403), ("null", 403),
+        ("http://localhost", 200), ("http://localhost:3000", 403), ("https://evil.example", 403), ("null", 403),
         ("http://localhost.evil.example", 403), ("evil", 403),
     ],
 )  # fmt: skip
@@ -151,3 +151,77 @@ def test_logs_tell_who_and_what_but_nothing_of_the_image(
     assert lines[0]["images"] == 1 and lines[0]["bytes"] == len(photos["red"]) and lines[0]["model_version"]
     assert lines[0]["path"] == "/v1/classify" and lines[0]["status"] == 200
     assert "secret" not in text and "PNG" not in text
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("http://photos.example", "photos.example", 200), ("http://photos.example:80", "photos.example", 200),
+        ("http://PHOTOS.example:8000", "photos.example:8000", 200),
+        ("https://photos.example", "photos.example", 200),  # a proxy that speaks TLS
+        ("https://photos.example", "photos.example:443", 200), ("http://[::1]:9", "[::1]:9", 200),
+        ("https://app.example", "photos.example", 200),  # it is in the list
+        ("http://app.example", "photos.example", 403), ("https://app.example:444", "photos.example", 403),
+        ("http://evil.example", "photos.example", 403), ("https://evil.example", "photos.example", 403),
+        ("http://photos.example:8001", "photos.example:8000", 403),
+        ("http://photos.example", "photos.example:8000", 403),
+        ("http://photos.example.evil.example", "photos.example", 403), ("http://localhost", "photos.example", 403),
+        ("null", "photos.example", 403), ("null", "null", 403), ("", "photos.example", 403),
+        ("file://", "photos.example", 403), ("photos.example", "photos.example", 403),
+        ("http://", "photos.example", 403), ("http://evil@photos.example", "photos.example", 403),
+        ("ftp://photos.example", "photos.example", 403),
+    ],
+)  # fmt: skip
+def test_where_any_host_is_allowed_foreign_pages_are_not(
+    client_of: ClientOf, photos: dict[str, bytes], origin: str, host: str, status: int
+) -> None:
+    client = client_of(allow_hosts=["*"], allow_origins=["https://app.example"])
+    headers = {**PNG, "Origin": origin, "Host": host}
+    response = client.post("/v1/classify", content=photos["red"], headers=headers)
+    assert response.status_code == status, response.text
+    if status == 403:
+        assert response.json()["title"] == "Foreign origin" and "--allow-origin" in response.json()["fix"]
+
+
+def test_behind_tls_a_plain_page_is_foreign(client_of: ClientOf, photos: dict[str, bytes]) -> None:
+    client = client_of(allow_hosts=["*"])
+    for origin, status in (("https://photos.example", 200), ("http://photos.example", 403)):
+        response = client.post(
+            "https://photos.example/v1/classify", content=photos["red"], headers={**PNG, "Origin": origin}
+        )
+        assert response.status_code == status
+
+
+def test_refusals_are_counted_by_their_title(client_of: ClientOf, photos: dict[str, bytes]) -> None:
+    client = client_of(limits={"max_files": 1, "max_queue": 1})
+    client.post("/v1/classify", content=b"x", headers=PNG)
+    client.post("/v1/classify", content=b"x")
+    client.post("/v1/classify", files=[("image", photos["red"])] * 2)
+    client.post("/v1/classify?top_k=0", content=photos["red"], headers=PNG)
+    client.post("/v1/classify", content=photos["red"], headers={**PNG, "Origin": "http://evil.example"})
+    client.get("/v1/model", headers={"Host": "evil.example"})
+    client.get("/nothing")
+    client.delete("/v1/model")
+    client.get("/v1/model")
+    text = client.get("/metrics").text
+    for title in (
+        "Unreadable image", "Unsupported media type", "Too many images", "Invalid parameter", "Foreign origin",
+        "Unknown host", "Not Found", "Method Not Allowed",
+    ):  # fmt: skip
+        assert f'partgcd_rejected_total{{reason="{title}"}} 1.0' in text, title
+    assert text.count("partgcd_rejected_total{") == 8
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE", "PUT", "DELETE", "BREW"])
+def test_every_method_that_is_not_answered_is_a_problem(client: TestClient, method: str) -> None:
+    for path in ("/v1/classify", "/healthz", "/nothing", "/static/nothing.js", "/"):
+        response = client.request(method, path)
+        if method == "HEAD" and path in ("/healthz", "/"):
+            assert response.status_code == 200 and response.content == b""
+            continue
+        assert response.status_code in (404, 405), (method, path)
+        assert response.headers["content-type"] == "application/problem+json"
+        assert (response.content == b"") == (method == "HEAD")
+        if response.status_code == 405:
+            allowed = response.headers["allow"].split(", ")
+            assert ("HEAD" in allowed) == ("GET" in allowed) == (path != "/v1/classify")

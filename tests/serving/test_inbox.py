@@ -138,7 +138,7 @@ def test_suffixes_are_those_of_the_content(kind: str) -> None:
 
     from PIL import Image
 
-    from partgcd.data.decode import SUFFIXES
+    from partgcd.decoding.decode import SUFFIXES
 
     file = io.BytesIO()
     Image.new("RGB", (9, 9)).save(file, kind)

@@ -11,6 +11,7 @@ import pytest
 
 from partgcd.export.predictor import Answer, Failure
 from partgcd.serving.body import Upload
+from partgcd.serving.decoders import Large, NoMemory
 from partgcd.serving.problems import Problem
 from partgcd.serving.service import Job, Service
 
@@ -243,3 +244,135 @@ def test_jobs_may_be_answered_in_batches(service_of: ServiceOf, uploads: list[Up
     assert [each.drawing is not None for each in results] == [True] * 4 + [False]
     assert len(batches) == 8
     service._pool.shutdown()
+
+
+def test_a_request_that_gets_no_worker_in_time_is_told_so(
+    service_of: ServiceOf, uploads: list[Upload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = service_of(workers=1, limits={"queue_timeout_s": 0.2})
+    gate = gated(service, monkeypatch)
+
+    async def scene() -> None:
+        first = asyncio.create_task(service.classify(uploads[:1], 1, False))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Problem) as caught:
+            await service.classify(uploads[1:2], 1, False)
+        problem = caught.value
+        assert (problem.status, problem.title, problem.limit) == (503, "Too busy", 0.2)
+        assert int(problem.headers["Retry-After"]) >= 1
+        gate.set()
+        assert (await first)[1][0].found.best.name == "red"  # it had begun, and is waited for
+
+    asyncio.run(scene())
+    assert service._places == 0 and service.stuck_for() == 0
+
+
+def test_a_form_that_would_run_out_of_time_is_told_early(
+    service_of: ServiceOf, uploads: list[Upload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = service_of(workers=1, limits={"queue_timeout_s": 0.2, "request_timeout_s": 1000})
+    gate = gated(service, monkeypatch)
+    with pytest.raises(Problem) as caught:
+        asyncio.run(service.classify(uploads * 4, 1, False))
+    assert caught.value.title == "Too busy"
+    gate.set()
+
+
+def test_large_images_hold_up_nobody_else(
+    service_of: ServiceOf, uploads: list[Upload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker is at a large image that takes its time, and more of them wait: a small one is answered."""
+    service = service_of(workers=2, limits={"queue_timeout_s": 60})
+    gate, view = threading.Event(), service.decoders.view
+    large = Upload(b"large" + uploads[0].data)
+
+    def watched(data: bytes, settings: Any, label: str, most: float, wait: float) -> Any:
+        if data == large.data:
+            if most < 1e9:
+                raise Large
+            gate.wait(20)
+        return view(data.removeprefix(b"large"), settings, label)
+
+    monkeypatch.setattr(service.decoders, "view", watched)
+
+    async def scene() -> None:
+        slow = [asyncio.create_task(service.classify([large], 1, False)) for _ in range(6)]
+        await asyncio.sleep(0.2)
+        for _ in range(3):
+            assert (await service.classify(uploads[:1], 1, False))[1][0].found.best.name == "red"
+        gate.set()
+        assert {found[0].found.best.name for _, found in await asyncio.gather(*slow)} == {"red"}
+
+    asyncio.run(scene())
+
+
+def test_one_image_is_not_behind_a_form(
+    service_of: ServiceOf, uploads: list[Upload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = service_of(workers=1)
+    order, run, gate = [], service._run, threading.Event()
+
+    def noted(jobs: Any) -> Any:
+        gate.wait(20)
+        order.append(jobs[0].top_k)
+        return run(jobs)
+
+    monkeypatch.setattr(service, "_run", noted)
+
+    async def scene() -> None:
+        form = asyncio.create_task(service.classify(uploads * 4, 1, False))
+        await asyncio.sleep(0.1)
+        single = asyncio.create_task(service.classify(uploads[:1], 2, False))
+        await asyncio.sleep(0.1)
+        gate.set()
+        await asyncio.gather(form, single)
+
+    asyncio.run(scene())
+    assert order.index(2) == 1
+
+
+def test_no_memory_in_time_is_a_503(
+    service_of: ServiceOf, uploads: list[Upload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = service_of()
+
+    def none(*_: object) -> None:
+        raise NoMemory
+
+    monkeypatch.setattr(service.decoders, "view", none)
+    with pytest.raises(Problem) as caught:
+        asyncio.run(service.classify(uploads, 1, False))
+    assert caught.value.status == 503 and "Retry-After" in caught.value.headers
+    assert service._places == 0
+
+
+def test_a_worker_that_hangs_is_noticed_when_nobody_waits_any_more(
+    service_of: ServiceOf, uploads: list[Upload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = service_of(limits={"request_timeout_s": 0.1})
+    gate = gated(service, monkeypatch)
+    with pytest.raises(Problem):
+        asyncio.run(service.classify(uploads[:1], 1, False))
+    assert service._places == 0
+    before = service.stuck_for()
+    time.sleep(0.05)
+    assert service.stuck_for() > before > 0 and service.why_not_ready() is None
+    monkeypatch.setattr("partgcd.serving.service._SLOW_S", -9.0)
+    assert "finished no image" in str(service.why_not_ready())
+    gate.set()
+
+
+def test_closing_waits_for_nothing_that_hangs(
+    service_of: ServiceOf, uploads: list[Upload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = service_of(limits={"request_timeout_s": 0.1})
+    gate = gated(service, monkeypatch)
+
+    async def scene() -> None:
+        with pytest.raises(Problem):
+            await service.classify(uploads[:1], 1, False)
+        await asyncio.wait_for(service.close(), 8)
+
+    asyncio.run(scene())
+    assert service.why_not_ready() == "the server is stopping"
+    gate.set()

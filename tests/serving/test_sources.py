@@ -77,7 +77,9 @@ def test_a_rename_is_answered_at_once_and_kept(
 def test_a_name_that_can_not_be_one_is_refused(registry: Registry, client_of: ClientOf) -> None:
     client = client_of(source=registry.path, api_key=KEY)
     response = client.patch("/v1/classes/c-00000", json={"name": " "}, headers={"X-API-Key": KEY})
-    assert response.status_code == 409 and response.json()["detail"]
+    assert response.status_code == 422 and response.json()["detail"]
+    taken = client.patch("/v1/classes/c-00000", json={"name": "Green"}, headers={"X-API-Key": KEY})
+    assert taken.status_code == 409 and taken.json()["title"] == "Name taken"
 
 
 def test_merged_classes_answer_as_one_and_say_where_they_went(
@@ -105,12 +107,21 @@ def test_merged_classes_answer_as_one_and_say_where_they_went(
 def test_a_damaged_log_of_names_leaves_the_old_names(
     registry: Registry, client_of: ClientOf, photos: dict[str, bytes]
 ) -> None:
-    client = client_of(source=registry.path)
+    client = client_of(source=registry.path, api_key=KEY)
     registry.log.write_text("nonsense\n{}\n")
     client.app.state.service.holder.refresh()  # type: ignore[attr-defined]
-    told = client.get("/readyz").json()
-    assert told["ready"] and told["refused"]["error"]
-    assert client.post("/v1/classify", content=photos["red"], headers=PNG).status_code == 200
+    told = client.get("/readyz", headers={"X-API-Key": KEY}).json()
+    assert told["ready"] and str(registry.path) in told["refused"]["error"]
+    for headers in ({}, {"X-API-Key": "wrong key"}):  # a stranger learns that there is one, and no path
+        response = client.get("/readyz", headers=headers)
+        assert response.json()["refused"] == {
+            "model_version": None,
+            "error": None,
+            "since": told["refused"]["since"],
+        }
+        assert str(registry.path) not in response.text
+    keyed = {**PNG, "X-API-Key": KEY}
+    assert client.post("/v1/classify", content=photos["red"], headers=keyed).status_code == 200
 
 
 def test_a_server_needs_no_torch(registry: Registry) -> None:
