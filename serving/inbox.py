@@ -18,17 +18,14 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from PIL import Image
-
 from partgcd.config.errors import UserError
-from partgcd.decoding.decode import FORMATS
+from partgcd.decoding.decode import suffix_of
 from partgcd.export.predictor import Answer
 from partgcd.run.files import disk_errors, is_temporary, write_bytes
 from partgcd.serving.inbox_lines import LINES, Lines
 from partgcd.serving.metrics import Metrics
 from partgcd.serving.settings import Collecting
 
-_SUFFIX = {"JPEG": ".jpg", "TIFF": ".tif"}
 _MOST_WAITING = 32
 _RESCAN = 60.0
 _STALE = 3600.0
@@ -88,8 +85,8 @@ class Inbox:
     def _keep(self, data: bytes, answer: Answer) -> None:
         try:
             self._count(self._kept(data, answer))
-        except (UserError, OSError) as error:
-            _log.error("an image could not be kept", extra={"fields": {"error": str(error)}})
+        except Exception as error:  # whatever it is, somebody has to hear of it: nobody waits for this thread
+            _log.error("an image could not be kept", extra={"fields": {"error": str(error) or repr(error)}})
             self._count("failed")
         finally:
             self._waiting.release()
@@ -97,9 +94,7 @@ class Inbox:
     def _kept(self, data: bytes, answer: Answer) -> str:
         digest = hashlib.sha256(data).hexdigest()
         file = self.settings.folder / f"{digest}{suffix_of(data)}"
-        with (
-            self._lines.locked()
-        ):  # so that neither a line nor the quota is another server's at the same time
+        with self._lines.locked():  # so that neither a line nor the quota is another server's meanwhile
             there, listed = file.exists(), self._lines.has(digest)
             if there and listed:
                 return "known"
@@ -134,15 +129,6 @@ class Inbox:
 
     def _count(self, result: str) -> None:
         self._metrics.record("partgcd_collected_total", result=result)
-
-
-def suffix_of(data: bytes) -> str:
-    """The suffix of an image that was decoded, by its first bytes."""
-    for name in FORMATS:
-        accept = Image.OPEN[name][1]
-        if accept is not None and accept(data[:16]) is True:
-            return _SUFFIX.get(name, f".{name.lower()}")
-    return ".jpg"
 
 
 def _line(digest: str, name: str, count: int, answer: Answer) -> dict[str, object]:

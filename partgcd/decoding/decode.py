@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from PIL import Image, features
+from PIL import Image
 
 from partgcd.decoding import bmp, gif, heif, jpeg, png, pnm, tiff, webp
 from partgcd.decoding.begun import MIN_SIDE, Begun, BrokenImage, reason_of
@@ -22,7 +22,6 @@ from partgcd.decoding.foreign import name_foreign
 from partgcd.decoding.memory import check_memory, held
 
 __all__ = [
-    "FORMATS",
     "MAX_BYTES",
     "MIN_SIDE",
     "SUFFIXES",
@@ -32,6 +31,7 @@ __all__ = [
     "decode",
     "decoded",
     "read_image",
+    "suffix_of",
 ]
 
 # What Pillow only warns of is no news to anybody: its pixel limit is stricter than ours, and what it cannot read is
@@ -41,9 +41,6 @@ for _category in (UserWarning, RuntimeWarning):
 
 MAX_BYTES = 200_000_000
 """Larger files are not read at all."""
-
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM") + (("AVIF",) if features.check("avif") else ())
-"""Pillow's names of the formats that are opened; HEIC joins them where pillow-heif is installed."""
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".gif", ".bmp", ".webp", ".tif", ".tiff"}
@@ -82,7 +79,7 @@ def decode(source: Path | bytes, max_megapixels: float = 100.0) -> Image.Image:
     """An image file, or its bytes, as an upright RGB image of at least MIN_SIDE pixels a side.
 
     ``max_megapixels`` (1e6 pixels) is compared with the header before anything is decoded. Files are limited
-    to MAX_BYTES. Only FORMATS are opened, whatever the name's suffix. Waits while other threads of the process
+    to MAX_BYTES. A file is known by its content, whatever its name says. Waits while other threads of the process
     hold the memory it needs. Raises BrokenImage and nothing else.
     """
     with decoded(source, max_megapixels) as image:
@@ -119,6 +116,17 @@ def begin(data: bytes, max_megapixels: float = 100.0) -> Begun:
     return begun
 
 
+def suffix_of(data: bytes) -> str:
+    """The usual suffix of an image file, by its content; '.jpg' for what is no image."""
+    try:
+        reader = _reader(data)
+    except BrokenImage:
+        return ".jpg"
+    if reader is heif.begin_heif:
+        return ".avif" if heif.is_avif(data) else ".heic"
+    return _SUFFIX_OF[reader]
+
+
 def _reader(data: bytes) -> Callable[[bytes, float], Begun]:
     for start, reader in _BY_START:
         if data.startswith(start):
@@ -141,3 +149,7 @@ _BY_LOOK = (
     (heif.is_container, heif.begin_heif),
     (pnm.is_pnm, pnm.begin_pnm),
 )
+_SUFFIX_OF = {
+    jpeg.begin_jpeg: ".jpg", png.begin_png: ".png", gif.begin_gif: ".gif", bmp.begin_bmp: ".bmp",
+    tiff.begin_tiff: ".tif", webp.begin_webp: ".webp", pnm.begin_pnm: ".pnm",
+}  # fmt: skip

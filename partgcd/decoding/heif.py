@@ -24,19 +24,27 @@ def is_container(data: bytes) -> bool:
     return data[4:8] == b"ftyp"
 
 
+def is_avif(data: bytes) -> bool:
+    """Whether a file of that family says that it is AVIF."""
+    return bool(_brands(data) & _AVIF)
+
+
+def _brands(data: bytes) -> set[bytes]:
+    names = data[8 : min(struct.unpack_from(">I", data)[0], 4096)]
+    return {names[at : at + 4] for at in range(0, len(names) - 3, 4) if at != 4}
+
+
 def begin_heif(data: bytes, max_megapixels: float) -> Begun:
     """Begin an AVIF or HEIC; of a sequence the primary picture is read.
 
     The container's own rotation counts, EXIF's does not, as its standard says. Raises BrokenImage.
     """
-    length = struct.unpack_from(">I", data)[0]
-    names = data[8 : min(length, 4096)]
-    brands = {names[at : at + 4] for at in range(0, len(names) - 3, 4) if at != 4}
+    brands = _brands(data)
     if brands & _AVIF:
         factory = _avif()
     elif brands & _HEIC or (brands & _STILL and b"hvc1" in data[:65536]):
         factory = _heic()
-    elif names[:4] == b"crx ":
+    elif data[8:12] == b"crx ":
         raise BrokenImage("not an image that is read but a RAW photo (Canon): develop it to JPEG")
     elif brands & _STILL:
         raise BrokenImage(

@@ -138,7 +138,8 @@ def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         decode(tmp_path / "real.png")
 
 
-VALID = [encoded(kind) for kind in decoder.FORMATS] + [
+KINDS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
+VALID = [encoded(kind) for kind in KINDS] + [
     encoded("TIFF", compression="tiff_lzw"),
     encoded("PNG", picture().convert("P")),
     encoded("PNG", picture().convert("RGBA")),
@@ -179,7 +180,7 @@ def test_random_bytes_raise_nothing_but_broken_image(data: bytes) -> None:
 
 
 def test_begin_reads_the_header_and_finish_the_pixels() -> None:
-    for kind in decoder.FORMATS:
+    for kind in KINDS:
         data = encoded(kind)
         begun = begin(data)
         assert begun.size == (24, 20) and begun.bytes_needed >= 24 * 20 * 4, kind
@@ -272,3 +273,16 @@ with ThreadPoolExecutor(3) as pool:
     )
     assert found.stderr == ""
     assert found.stdout.count("damaged") == 5
+
+
+@pytest.mark.parametrize(
+    ("start", "suffix"),
+    [
+        (b"\xff\xd8\xff\xe0", ".jpg"), (b"\x89PNG\r\n\x1a\n", ".png"), (b"BM123456", ".bmp"), (b"GIF89a", ".gif"),
+        (b"II*\0", ".tif"), (b"MM\0*", ".tif"), (b"P6 9 9 255 ", ".pnm"), (b"Pf\n9 9\n1\n", ".pnm"),
+        (b"RIFF0000WEBPVP8 ", ".webp"), (b"\0\0\0\x18ftypavif\0\0\0\0mif1", ".avif"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1", ".heic"), (b"what?", ".jpg"), (b"", ".jpg"),
+    ],
+)  # fmt: skip
+def test_a_suffix_is_that_of_the_content(start: bytes, suffix: str) -> None:
+    assert decoder.suffix_of(start) == suffix and suffix in decoder.SUFFIXES

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import time
@@ -8,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from starlette.testclient import TestClient
 
 from partgcd.config.errors import UserError
 from partgcd.data.scan import scan
 from partgcd.export.predictor import Answer, Choice
 from partgcd.run import files
-from partgcd.serving.inbox import LINES, Inbox, suffix_of
+from partgcd.serving.inbox import LINES, Inbox
 from partgcd.serving.metrics import Metrics
 from partgcd.serving.settings import Collecting
 
@@ -132,18 +134,15 @@ def test_a_slow_disk_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
     inbox.offer(b"late", answer())
 
 
-@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "bmp", "gif", "tiff"])
-def test_suffixes_are_those_of_the_content(kind: str) -> None:
-    import io
-
-    from PIL import Image
-
-    from partgcd.decoding.decode import SUFFIXES
-
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "bmp", "gif", "tiff", "ppm"])
+def test_images_of_every_kind_are_kept(client_of: ClientOf, tmp_path: Path, kind: str) -> None:
     file = io.BytesIO()
-    Image.new("RGB", (9, 9)).save(file, kind)
-    found = suffix_of(file.getvalue())
-    assert found in SUFFIXES and found[1:3] == kind[:2].replace("jp", "jp")
+    Image.new("RGB", (32, 32), "teal").save(file, kind)
+    client = client_of(collect={"folder": tmp_path / "in", "what": "all"})
+    assert client.post("/v1/classify", files=[("image", file.getvalue())]).status_code == 200
+    client.app.state.service.inbox.close()  # type: ignore[attr-defined]
+    (entry,) = scan(tmp_path / "in").entries
+    assert (tmp_path / "in" / entry.path).read_bytes() == file.getvalue()
 
 
 def test_the_server_collects_and_training_can_read_it(
