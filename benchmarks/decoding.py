@@ -31,7 +31,7 @@ def sweep(first: int, count: int, step: int) -> dict[str, Any]:
     """Decode every ``step``-th of ``count`` drawn pictures from ``first`` on, in this process."""
     from pictures import draw_picture
 
-    from partgcd.decoding.decode import BrokenImage, decode
+    from partgcd.data.decode import BrokenImage, decode
 
     equal: Counter[str] = Counter()
     refused: Counter[str] = Counter()
@@ -59,7 +59,7 @@ def sweep(first: int, count: int, step: int) -> dict[str, Any]:
 
 def one(path: Path) -> dict[str, Any]:
     """Decode one file in this process."""
-    from partgcd.decoding.decode import BrokenImage, decode
+    from partgcd.data.decode import BrokenImage, decode
 
     start = time.perf_counter()
     try:

@@ -18,8 +18,8 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from load import free_port
 
+from partgcd.data.decode import decode
 from partgcd.data.pixels import evaluation_view
-from partgcd.decoding.decode import decode
 from partgcd.discovery.predict import predict
 from partgcd.export.source import open_source
 from partgcd.run.folder import RunFolder

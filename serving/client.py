@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from partgcd.config.errors import UserError
-from partgcd.decoding.decode import BrokenImage, read_image
+from partgcd.data.decode import BrokenImage, read_image
 from partgcd.export.predictor import Answer, Choice, Failure
 from partgcd.serving.inbox import suffix_of
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from partgcd.config.errors import UserError
-from partgcd.decoding.decode import suffix_of
+from partgcd.data.decode import suffix_of
 from partgcd.export.predictor import Answer
 from partgcd.run.files import disk_errors, is_temporary, write_bytes
 from partgcd.serving.inbox_lines import LINES, Lines

@@ -25,8 +25,8 @@ from partgcd.config.tree import Settings
 from partgcd.continual.recall import ask, recall
 from partgcd.continual.rediscover import Request, rediscover
 from partgcd.continual.registry import Registry
+from partgcd.data.decode import decode
 from partgcd.data.pixels import evaluation_view
-from partgcd.decoding.decode import decode
 from partgcd.discovery.discover import discover
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.task import Task

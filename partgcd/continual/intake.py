@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from partgcd.data.decode import BrokenImage, read_image
 from partgcd.data.listing import ALL_LABELLED, NO_LABELS, Entry, Listing
 from partgcd.data.pixels import PixelStore
 from partgcd.data.scan import is_folder, scan
 from partgcd.data.walk import walk
-from partgcd.decoding.decode import BrokenImage, read_image
 
 _BLANK = 4.0  # variance of grey values
 _RELATED = 0.15  # correlation of pixels four apart: resizing and JPEG blocks bind nearer ones in noise, too

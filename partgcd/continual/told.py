@@ -21,12 +21,12 @@ from partgcd.continual.intake import content_key
 from partgcd.continual.naming import checked_class_name, name_key
 from partgcd.continual.recall import REPLAYED, Known, Opinion, ask, trunk_tokens
 from partgcd.data.catalog import Catalog
+from partgcd.data.decode import BrokenImage, read_image
 from partgcd.data.ingest import ingest
 from partgcd.data.listing import ALL_LABELLED, NO_LABELS, Entry, Listing
 from partgcd.data.names import first_few
 from partgcd.data.pixels import PixelStore
 from partgcd.data.scan import scan
-from partgcd.decoding.decode import BrokenImage, read_image
 from partgcd.export.manifest import ClassEntry
 
 HeldOut = tuple[NDArray[np.uint8], NDArray[np.int64]]

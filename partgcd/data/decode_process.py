@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 from PIL import AvifImagePlugin
 
 from partgcd.config.tree import DataSettings
+from partgcd.data.decode import begin
 from partgcd.data.pixels import evaluation_view
 from partgcd.decoding.begun import BrokenImage
-from partgcd.decoding.decode import begin
 
 ABOUT, IMAGE, GRANT = b"A", b"I", b"G"
 READY, NEEDS, VIEW, BROKEN = b"R", b"N", b"V", b"B"

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
+from partgcd.data.decode import SUFFIXES
 from partgcd.data.errors import UserError
 from partgcd.data.layout import empty_folders, read_layout
 from partgcd.data.listing import Entry, Listing
@@ -14,7 +15,6 @@ from partgcd.data.manifest import read_manifest
 from partgcd.data.names import printable
 from partgcd.data.table import MANIFESTS
 from partgcd.data.walk import walk
-from partgcd.decoding.decode import SUFFIXES
 
 __all__ = ["Entry", "Listing", "scan"]
 

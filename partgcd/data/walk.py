@@ -8,9 +8,9 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from partgcd.data.decode import SUFFIXES
 from partgcd.data.errors import UserError
 from partgcd.data.names import first_few, printable
-from partgcd.decoding.decode import SUFFIXES
 
 _SYSTEM = frozenset(
     # Synology, QNAP and their like: thumbnails, waste, snapshots

@@ -1,1 +1,1 @@
-"""From an image file of any kind to upright RGB pixels, in bounded time and memory: the one decoder."""
+"""Readers of each image format, bounded in time and memory; `data/decode.py` is what everybody else reads images with."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from partgcd.config.errors import UserError
+from partgcd.data.decode import BrokenImage, decoded
 from partgcd.data.pixels import evaluation_view
-from partgcd.decoding.decode import BrokenImage, decoded
 from partgcd.export.bundle import GRAPH, open_bundle
 from partgcd.export.check import check_interface
 from partgcd.export.graph_names import FEATURE

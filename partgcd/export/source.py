@@ -16,8 +16,8 @@ from partgcd.backbone.load import load_backbone
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
+from partgcd.data.decode import BrokenImage, decode
 from partgcd.data.pixels import PixelStore, evaluation_view
-from partgcd.decoding.decode import BrokenImage, decode
 from partgcd.discovery.outputs import predicted_classes
 from partgcd.discovery.predict import PartModel
 from partgcd.export.replay import Replay, read_replay

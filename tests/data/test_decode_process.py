@@ -15,9 +15,9 @@ from PIL import Image
 
 from partgcd.config.tree import DataSettings
 from partgcd.data import decode_process as module
+from partgcd.data.decode import decode
 from partgcd.data.decode_process import ABOUT, BROKEN, GRANT, HEAD, IMAGE, NEEDS, READY, VIEW, frame
 from partgcd.data.pixels import evaluation_view
-from partgcd.decoding.decode import decode
 
 SETTINGS = DataSettings(image_size=64)
 

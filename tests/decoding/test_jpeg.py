@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from partgcd.data.decode import begin, decode
 from partgcd.decoding.begun import BrokenImage
-from partgcd.decoding.decode import begin, decode
 
 
 def photo(width: int = 96, height: int = 80) -> Image.Image:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
+from partgcd.data.decode import begin, decode
 from partgcd.decoding.begun import BrokenImage
-from partgcd.decoding.decode import begin, decode
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 24, 3), np.uint8)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partgcd.decoding.decode import BrokenImage, decode
+from partgcd.data.decode import BrokenImage, decode
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 EXAMPLES = int(os.environ.get("PARTGCD_EXAMPLES", "400"))

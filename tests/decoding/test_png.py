@@ -6,8 +6,8 @@ import zlib
 import numpy as np
 import pytest
 
+from partgcd.data.decode import begin, decode
 from partgcd.decoding.begun import BrokenImage
-from partgcd.decoding.decode import begin, decode
 
 MAGIC = b"\x89PNG\r\n\x1a\n"
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 24, 3), np.uint8)

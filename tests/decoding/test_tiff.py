@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from partgcd.data.decode import begin, decode
 from partgcd.decoding.begun import BrokenImage
-from partgcd.decoding.decode import begin, decode
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 GREY = np.random.default_rng(0).integers(0, 256, (20, 24, 1), np.uint8)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from partgcd.config.errors import UserError
-from partgcd.decoding.decode import BrokenImage
+from partgcd.data.decode import BrokenImage
 from partgcd.export import session as sessions
 from partgcd.export.bundle import Bundle
 from partgcd.export.graph_names import output_names

@@ -18,9 +18,9 @@ import pytest
 from PIL import Image
 
 from partgcd.config.tree import DataSettings
+from partgcd.data.decode import decode
 from partgcd.data.pixels import evaluation_view
 from partgcd.decoding.begun import BrokenImage
-from partgcd.decoding.decode import decode
 from partgcd.serving import decoders as module
 from partgcd.serving.decoders import Decoders, Large, NoMemory
 from partgcd.serving.metrics import Metrics

@@ -1,6 +1,6 @@
 """The one decoder: everything that ever reads an image (training, export, serving) reads it through here.
 
-Each format has a reader (`jpeg.py`, `png.py`, ...) that looks at the header in bounded time, counts the work and the
+Each format has a reader in `partgcd/decoding/` that looks at the header in bounded time, counts the work and the
 memory that the pixels take, and gives Pillow only what makes pixels. What becomes of orientation, transparency, depth
 and colour is settled in `upright.py`, `stretch.py` and `tiff_colours.py`, and told in docs/images.md. A file that ends
 early is broken, never half grey.

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from partgcd.decoding import decode as decoder
-from partgcd.decoding.decode import SUFFIXES, Begun, BrokenImage, begin, decode, decoded, read_image
+from partgcd.data import decode as decoder
+from partgcd.data.decode import SUFFIXES, Begun, BrokenImage, begin, decode, decoded, read_image
 
 
 def picture(width: int = 24, height: int = 20) -> Image.Image:
@@ -216,7 +216,7 @@ LARGE = {
 _PEAK = """
 import resource, sys
 from pathlib import Path
-from partgcd.decoding.decode import begin
+from partgcd.data.decode import begin
 data = Path(sys.argv[1]).read_bytes()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 begun = begin(data)
@@ -255,7 +255,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from PIL import Image
-from partgcd.decoding.decode import BrokenImage, decode
+from partgcd.data.decode import BrokenImage, decode
 Image.MAX_IMAGE_PIXELS = 300
 def look(path):
     try:
