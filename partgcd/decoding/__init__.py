@@ -1,1 +1,1 @@
-"""Readers of each image format, bounded in time and memory; `data/decode.py` is what everybody else reads images with."""
+"""Readers of each image format, bounded in time and memory; everybody else reads images with `data/decode.py`."""
