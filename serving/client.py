@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from partgcd.config.errors import UserError
-from partgcd.data.decode import BrokenImage, read_image
+from partgcd.data.decode import BrokenImage, read_image, suffix_of
 from partgcd.export.predictor import Answer, Choice, Failure
-from partgcd.serving.inbox import suffix_of
 
 TIMEOUT_S = 120.0
 PATIENCE = 20

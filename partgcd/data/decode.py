@@ -149,7 +149,7 @@ _BY_LOOK = (
     (heif.is_container, heif.begin_heif),
     (pnm.is_pnm, pnm.begin_pnm),
 )
-_SUFFIX_OF = {
+_SUFFIX_OF: dict[Callable[[bytes, float], Begun], str] = {
     jpeg.begin_jpeg: ".jpg", png.begin_png: ".png", gif.begin_gif: ".gif", bmp.begin_bmp: ".bmp",
     tiff.begin_tiff: ".tif", webp.begin_webp: ".webp", pnm.begin_pnm: ".pnm",
 }  # fmt: skip
