@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +47,48 @@ def holder(link: Path) -> ModelHolder:
 def version(holder: ModelHolder) -> str:
     assert holder.predictor is not None
     return holder.predictor.version
+
+
+def crop_ratio(manifest: dict[str, Any], graph: bytes) -> bytes:
+    manifest["preprocessing"]["crop_ratio"] = 5.0
+    return graph
+
+
+def threshold(manifest: dict[str, Any], graph: bytes) -> bytes:
+    manifest["novelty"]["threshold"] = float("nan")
+    return graph
+
+
+def outside(manifest: dict[str, Any], graph: bytes) -> bytes:
+    import onnx
+
+    model = onnx.load_model_from_string(graph)
+    tensor = onnx.TensorProto(name="w", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="manifest.json")
+    model.graph.initializer.append(tensor)
+    found: bytes = model.SerializeToString()
+    return found
+
+
+def nothing(manifest: dict[str, Any], graph: bytes) -> bytes:
+    return b"nothing"
+
+
+@pytest.mark.parametrize("spoil", [crop_ratio, threshold, outside, nothing])
+def test_a_server_started_on_a_bad_champion_says_so_in_one_line(
+    bundle_of: BundleOf, tmp_path: Path, spoil: Callable[[dict[str, Any], bytes], bytes]
+) -> None:
+    bad = bundle_of(tmp_path / "bad")
+    manifest = json.loads((bad / "manifest.json").read_text())
+    graph = spoil(manifest, (bad / "model.onnx").read_bytes())
+    (bad / "model.onnx").write_bytes(graph)
+    manifest["files"]["model.onnx"] = {"sha256": hashlib.sha256(graph).hexdigest(), "bytes": len(graph)}
+    text = json.dumps(manifest).encode()
+    (bad / "manifest.json").write_bytes(text)
+    (bad / "manifest.sha256").write_text(f"{hashlib.sha256(text).hexdigest()}  manifest.json\n")
+    with pytest.raises(UserError) as told:
+        ModelHolder(BundleSource(bad), load).start()
+    assert told.value.code == 1 and "\n" not in str(told.value)
 
 
 def test_a_moved_link_is_followed(
