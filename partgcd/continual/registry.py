@@ -24,7 +24,8 @@ from typing import Any
 
 from partgcd.config.errors import UserError
 from partgcd.data.names import first_few
-from partgcd.export.bundle import DIGEST, MANIFEST, Bundle, building, open_bundle
+from partgcd.export.bundle import DIGEST, GRAPH, MANIFEST, Bundle, building, open_bundle
+from partgcd.export.graph_check import check_graph
 from partgcd.run.files import disk_errors, read_json, remove_temporaries, write_bytes, write_json
 from partgcd.run.lock import locked
 
@@ -164,10 +165,12 @@ class Registry:
             extras: files beside the bundle, by name.
 
         Raises:
-            UserError: the bundle is damaged, or of another family (it shares no class with the registry).
+            UserError: the bundle is damaged, its graph is refused (`check_graph`), or it is of another family (it
+                shares no class with the registry).
         """
         with self.changing(f"adding '{bundle.name}'"):
             found = open_bundle(bundle)
+            check_graph(found.read(GRAPH))  # it may come from anybody, and is promoted without a look at it
             known = self.versions()
             same = [each for each in known if each.record["bundle"] == found.id]
             return same[0] if same else self._write(found, known, parent, note, extras or {})

@@ -95,7 +95,9 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def light_bundle(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a bundle that verifies and has classes, but holds no graph: ``light_bundle("name", ["c-1", "c-2"])``."""
+    """Writes a bundle that verifies and has classes, but an empty graph: ``light_bundle("name", ["c-1", "c-2"])``."""
+    from onnx import helper
+
     from partgcd.config.tree import Settings
     from partgcd.export import bundle as files
     from partgcd.export.manifest import Manifest
@@ -107,6 +109,8 @@ def light_bundle(tmp_path: Path) -> Callable[..., Path]:
         folder.mkdir()
         for file in files.required_files(False):
             (folder / file).write_bytes(f"{file} of {name}".encode())
+        graph = helper.make_model(helper.make_graph([], name, [], []))
+        (folder / files.GRAPH).write_bytes(graph.SerializeToString())
         keys = np.arange(seen, dtype=np.uint64)
         (folder / files.EXEMPLARS).write_bytes(save({"keys": keys, "seen": keys}))
         classes = [
