@@ -26,8 +26,8 @@ from typing import Any
 
 from load import Outcome, drive, embedded, family, on_ray, photos
 
+from partgcd.disk.files import write_json
 from partgcd.export.bundle import open_bundle, write_manifest
-from partgcd.run.files import write_json
 
 Images = list[tuple[str, bytes]]
 Part = Callable[[Path, Images, argparse.Namespace], dict[str, Any]]

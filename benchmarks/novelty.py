@@ -26,10 +26,10 @@ from partgcd.config.tree import Settings
 from partgcd.data.scan import scan
 from partgcd.discovery.discover import discover
 from partgcd.discovery.task import Task
+from partgcd.disk.files import write_json
 from partgcd.export.export import export_run
 from partgcd.export.predictor import Failure, Predictor
 from partgcd.run.device import pick_device
-from partgcd.run.files import write_json
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import SoloWorld
 

@@ -21,9 +21,9 @@ import torch
 from load import Server, embedded, on_ray, photos
 
 from partgcd.discovery.predict import predict
+from partgcd.disk.files import write_json
 from partgcd.export.predictor import Answer, Predictor
 from partgcd.export.source import open_source
-from partgcd.run.files import write_json
 from partgcd.run.folder import RunFolder
 
 ALLOWED = 1e-4

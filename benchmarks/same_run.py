@@ -43,8 +43,8 @@ from partgcd.discovery import fit as fitting
 from partgcd.discovery.discover import discover
 from partgcd.discovery.outputs import predicted_classes
 from partgcd.discovery.task import Task
+from partgcd.disk.files import read_json, write_json
 from partgcd.run.checkpoint import list_checkpoints
-from partgcd.run.files import read_json, write_json
 from partgcd.run.folder import RunFolder
 from partgcd.run.torch_world import TorchWorld
 from partgcd.run.world import SoloWorld, World

@@ -23,9 +23,9 @@ from typing import Any
 
 from load import Outcome, Server, drive, embedded, on_ray, photos
 
+from partgcd.disk.files import write_json
 from partgcd.export.predictor import Predictor
 from partgcd.export.session import usable_cpus
-from partgcd.run.files import write_json
 
 CLIENTS = (1, 8, 32)
 

@@ -55,7 +55,7 @@ def write_answers(
 
 def _draw(folder: Path, number: int, path: Path, overlay: Any) -> Path:
     from partgcd.data.names import storable
-    from partgcd.run.files import disk_errors
+    from partgcd.disk.files import disk_errors
 
     # The number keeps images of one name in different folders apart; a name may hold anything but a slash.
     file = folder / f"{number:06d}-{storable(path.stem)[:80]}.png"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from partgcd.benchmark.plan import Job, Plan
+    from partgcd.bench.plan import Job, Plan
     from partgcd.cli.progress import Progress
 
 benchmark = typer.Typer(
@@ -56,8 +56,8 @@ def quality(
 
     Example: partgcd benchmark quality --block headline
     """
-    from partgcd.benchmark.plan import PACKAGED, read_plan
-    from partgcd.benchmark.quality import pending, run_plan
+    from partgcd.bench.plan import PACKAGED, read_plan
+    from partgcd.bench.quality import pending, run_plan
 
     read = read_plan(plan or PACKAGED)
     jobs = read.chosen(["quick"] if quick else block, method)
@@ -89,7 +89,7 @@ def table(
 
     Example: partgcd benchmark table --block headline
     """
-    from partgcd.benchmark.plan import PACKAGED, read_plan
+    from partgcd.bench.plan import PACKAGED, read_plan
 
     read = read_plan(plan or PACKAGED)
     _print(read, read.chosen(block, method), out)
@@ -116,10 +116,10 @@ def continual(
 
     Example: partgcd benchmark continual --block small
     """
-    from partgcd.benchmark.continual import pending, results_of, run_lives
-    from partgcd.benchmark.life_plan import PACKAGED, read_life_plan
-    from partgcd.benchmark.life_table import COLUMNS, rows
-    from partgcd.benchmark.table import markdown
+    from partgcd.bench.life_plan import PACKAGED, read_life_plan
+    from partgcd.bench.life_table import COLUMNS, rows
+    from partgcd.bench.lives import pending, results_of, run_lives
+    from partgcd.bench.quality_table import markdown
 
     read = read_life_plan(plan or PACKAGED)
     jobs = read.jobs(block)
@@ -167,8 +167,8 @@ def _photos(given: Path | None) -> Path:
 
 
 def _print(plan: Plan, jobs: list[Job], out: Path) -> None:
-    from partgcd.benchmark.quality import results_of
-    from partgcd.benchmark.table import COLUMNS, markdown, rows
+    from partgcd.bench.quality import results_of
+    from partgcd.bench.quality_table import COLUMNS, markdown, rows
 
     found = results_of(plan, jobs, out)
     typer.echo(markdown(rows(found, list(plan.sets), list(plan.methods)), COLUMNS), nl=False)
@@ -180,8 +180,8 @@ def _print(plan: Plan, jobs: list[Job], out: Path) -> None:
 
 def _judge(read: Plan, jobs: list[Job], out: Path) -> None:
     """Exit 1 where the default is not ahead of a trained baseline, or not clearly ahead of clustering."""
-    from partgcd.benchmark.quality import results_of
-    from partgcd.benchmark.verdict import verdicts
+    from partgcd.bench.quality import results_of
+    from partgcd.bench.verdict import verdicts
 
     given = sorted(verdicts(results_of(read, jobs, out), "partgcd"), key=lambda each: each.ours - each.theirs)
     for each in given:

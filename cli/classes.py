@@ -31,8 +31,8 @@ def list_all(
     Example: partgcd classes list models --format csv
     """
     from partgcd.cli.rows import check_format, print_rows
-    from partgcd.continual.registry import Registry
-    from partgcd.continual.roster import list_classes
+    from partgcd.registry.roster import list_classes
+    from partgcd.registry.versions import Registry
 
     check_format(form)
     rows = [row.as_json() for row in list_classes(Registry(path)) if everything or row.status == "active"]
@@ -45,9 +45,9 @@ def show(path: _R, name: _CLASS) -> None:
 
     Example: partgcd classes show models c-0123456789
     """
-    from partgcd.continual.naming import find_class
-    from partgcd.continual.registry import Registry
     from partgcd.data.cells import json_line
+    from partgcd.registry.naming import find_class
+    from partgcd.registry.versions import Registry
 
     typer.echo(json_line(find_class(Registry(path), name).as_json(), indent=2))
 
@@ -60,9 +60,9 @@ def rename(
 
     Example: partgcd classes rename models c-0123456789 'Scarlet tanager'
     """
-    from partgcd.continual.classes import rename as give
-    from partgcd.continual.registry import Registry
     from partgcd.data.cells import shown
+    from partgcd.registry.edits import rename as give
+    from partgcd.registry.versions import Registry
 
     done = give(Registry(path), name, new)
     typer.echo(shown(f"{done['id']} is now '{done['name']}' (was '{done['before']}')"))
@@ -76,8 +76,8 @@ def note(
 
     Example: partgcd classes note models c-0123456789 'only seen in spring'
     """
-    from partgcd.continual.classes import note as write
-    from partgcd.continual.registry import Registry
+    from partgcd.registry.edits import note as write
+    from partgcd.registry.versions import Registry
 
     typer.echo(f"noted about {write(Registry(path), name, text)['id']}")
 
@@ -88,8 +88,8 @@ def merge(path: _R, one: _CLASS, other: _CLASS) -> None:
 
     Example: partgcd classes merge models c-0123456789 c-abcdef0123
     """
-    from partgcd.continual.classes import merge as join
-    from partgcd.continual.registry import Registry
+    from partgcd.registry.edits import merge as join
+    from partgcd.registry.versions import Registry
 
     done = join(Registry(path), one, other)
     typer.echo(f"{done['id']} is merged into {done['into']}; partgcd classes undo {path} takes it back")
@@ -101,9 +101,9 @@ def split(path: _R, name: _CLASS) -> None:
 
     Example: partgcd classes split models c-0123456789
     """
-    from partgcd.continual.classes import split as part
-    from partgcd.continual.registry import Registry
     from partgcd.data.cells import shown
+    from partgcd.registry.edits import split as part
+    from partgcd.registry.versions import Registry
 
     done = part(Registry(path), name)
     told = ", ".join(f"{c['id']} '{c['name']}' ({len(c['keys'])} exemplars)" for c in done["children"])
@@ -117,8 +117,8 @@ def undo(path: _R) -> None:
 
     Example: partgcd classes undo models
     """
-    from partgcd.continual.classes import undo as take_back
-    from partgcd.continual.registry import Registry
+    from partgcd.registry.edits import undo as take_back
+    from partgcd.registry.versions import Registry
 
     done = take_back(Registry(path))
     typer.echo(f"undone: {done['op']} of {done['id']} ({done['time']})")
@@ -135,8 +135,8 @@ def history(
     Example: partgcd classes history models
     """
     from partgcd.cli.rows import check_format, print_rows
-    from partgcd.continual.classes import history as read
-    from partgcd.continual.registry import Registry
+    from partgcd.registry.edits import history as read
+    from partgcd.registry.versions import Registry
 
     check_format(form)
     events = read(Registry(path), name)

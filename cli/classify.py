@@ -42,8 +42,8 @@ def classify(
     files = find_images(images)
     from partgcd.cli.answers import write_answers
     from partgcd.cli.progress import Progress
-    from partgcd.continual.champion import load_predictor
     from partgcd.export.stream import classify_stream
+    from partgcd.registry.serve import load_predictor
 
     predictor = load_predictor(bundle, threads)
     if explain is not None and not predictor.has_parts:

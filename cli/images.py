@@ -47,9 +47,9 @@ def demo(
     Example: partgcd demo --out demo-images, then partgcd train --data demo-images/images
     """
     from partgcd.cli.progress import Progress
-    from partgcd.data.samples import write_samples
-    from partgcd.run.files import disk_errors
-    from partgcd.run.lock import claimed
+    from partgcd.demo.samples import write_samples
+    from partgcd.disk.files import disk_errors
+    from partgcd.disk.lock import claimed
 
     progress = Progress()
     with claimed(out, "draws a field guide"), disk_errors(out):

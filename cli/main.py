@@ -94,7 +94,7 @@ def main() -> None:
         drop_output()
         sys.exit(0)
     except OSError as error:
-        from partgcd.run.files import describe_os_error
+        from partgcd.disk.files import describe_os_error
 
         if error.filename == OUTPUT:
             drop_output()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from partgcd.continual.schedule import Plan
+    from partgcd.schedule.due import Plan
 
 _INTERRUPTED = 130
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -101,7 +101,7 @@ def rediscover(
     if submit != (address is not None):
         raise UserError("--submit and --address go together")
     if every is not None or cron is not None or on_drift is not None:
-        from partgcd.continual.schedule import Plan
+        from partgcd.schedule.due import Plan
 
         plan = Plan(
             seconds_of(every, "--every") if every is not None else None, cron, timezone, min_new, on_drift,
@@ -180,9 +180,9 @@ def seconds_of(text: str, option: str) -> float:
 def _come(registry: Path, new: Path, labelled: Path | None, teach: bool) -> int:
     """Images that have come since the last look, those that a person labelled among them."""
     from partgcd.continual.attempts import new_since
-    from partgcd.continual.naming import ids_by_word
-    from partgcd.continual.registry import Registry
     from partgcd.continual.told import read_said
+    from partgcd.registry.naming import ids_by_word
+    from partgcd.registry.versions import Registry
 
     there = Registry(registry)
     return new_since(there, new, read_said(labelled, None, teach, ids_by_word(there)))
@@ -213,10 +213,10 @@ def _schedule(
 ) -> None:
     """Run this very command without its schedule whenever it is due, each time in a process of its own."""
     from partgcd.config.errors import UserError
-    from partgcd.continual.counters import check_url, read_counters
-    from partgcd.continual.registry import Registry
-    from partgcd.continual.schedule import check_plan
-    from partgcd.continual.timer import Stopper, follow
+    from partgcd.registry.versions import Registry
+    from partgcd.schedule.counters import check_url, read_counters
+    from partgcd.schedule.due import check_plan
+    from partgcd.schedule.timer import Stopper, follow
 
     there = Registry(registry)
     check_plan(plan)

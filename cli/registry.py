@@ -23,7 +23,7 @@ def init(path: _R) -> None:
 
     Example: partgcd registry init models
     """
-    from partgcd.continual.registry import Registry
+    from partgcd.registry.versions import Registry
 
     Registry.init(path)
     typer.echo(f"registry in {path}; next: partgcd registry add {path} BUNDLE --alias champion")
@@ -44,8 +44,8 @@ def add(
     Example: partgcd registry add models bundle --alias candidate
     """
     from partgcd.config.errors import UserError
-    from partgcd.continual.classes import settle_names
-    from partgcd.continual.registry import Registry
+    from partgcd.registry.edits import settle_names
+    from partgcd.registry.versions import Registry
 
     if alias not in (None, "champion", "candidate"):
         raise UserError(f"no alias '{alias}' to add to: use champion or candidate")
@@ -78,7 +78,7 @@ def list_versions(path: _R, form: _FORMAT = "table") -> None:
     Example: partgcd registry list models
     """
     from partgcd.cli.rows import check_format, print_rows
-    from partgcd.continual.registry import Registry
+    from partgcd.registry.versions import Registry
 
     check_format(form)
     there = Registry(path)
@@ -96,8 +96,8 @@ def show(
 
     Example: partgcd registry show models champion
     """
-    from partgcd.continual.registry import Registry
     from partgcd.data.cells import json_line
+    from partgcd.registry.versions import Registry
 
     there = Registry(path)
     found = there.version(version)
@@ -117,7 +117,7 @@ def promote(
 
     Example: partgcd registry promote models
     """
-    from partgcd.continual.registry import Registry
+    from partgcd.registry.versions import Registry
 
     found = Registry(path).promote(version, why)
     typer.echo(f"version {found.number} is the champion")
@@ -129,7 +129,7 @@ def rollback(path: _R) -> None:
 
     Example: partgcd registry rollback models
     """
-    from partgcd.continual.registry import Registry
+    from partgcd.registry.versions import Registry
 
     found = Registry(path).rollback()
     typer.echo(f"version {found.number} is the champion again")
@@ -141,7 +141,7 @@ def verify(path: _R) -> None:
 
     Example: partgcd registry verify models
     """
-    from partgcd.continual.registry import Registry
+    from partgcd.registry.versions import Registry
 
     there = Registry(path)
     problems = there.verify()

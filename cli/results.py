@@ -25,8 +25,8 @@ def evaluate(
     from partgcd.data.catalog import Catalog
     from partgcd.data.truth import read_truth
     from partgcd.discovery.evaluate import evaluate_run
+    from partgcd.disk.files import read_json, write_json
     from partgcd.report.build import build_report
-    from partgcd.run.files import read_json, write_json
     from partgcd.run.folder import RunFolder, find_run
 
     folder = RunFolder.open(find_run(run))

@@ -29,7 +29,7 @@ def list_(
             typer.echo(f"{job.id}  {job.status.lower():<9}  {job.started:<25}  {job.command}")
         return
     from partgcd.config.errors import UserError
-    from partgcd.run.files import read_json
+    from partgcd.disk.files import read_json
     from partgcd.run.folder import is_there
 
     # Not a pattern: what may not be read would fit none, in silence.

@@ -174,7 +174,7 @@ def _absolute(path: Path) -> str:
 
 def _check_same_task(folder: Path, data: Path | None, protocol: str | None, split: Path | None) -> None:
     from partgcd.config.errors import UserError
-    from partgcd.run.files import read_json
+    from partgcd.disk.files import read_json
 
     record = folder / "repeats.json" if (folder / "repeats.json").exists() else folder / "run.json"
     begun = read_json(record)
@@ -237,7 +237,7 @@ def _tell_how_read(run: RunFolder, settings: Settings, progress: Progress) -> No
 
 def _finished(run: RunFolder) -> dict[str, Any] | None:
     """The summary of a run that has nothing left to do."""
-    from partgcd.run.files import read_json
+    from partgcd.disk.files import read_json
 
     if run.summary.exists() and run.report.exists() and run.info()["status"] == "finished":
         summary: dict[str, Any] = read_json(run.summary)
@@ -284,7 +284,7 @@ def _repeats(out: Path, settings: Settings, task: Task | None, repeats: int, wid
     from partgcd.config.load import to_yaml
     from partgcd.discovery.summary import summarise_repeats
     from partgcd.discovery.task import Task
-    from partgcd.run.files import read_json, write_json, write_text
+    from partgcd.disk.files import read_json, write_json, write_text
     from partgcd.run.folder import RunFolder, is_there, make_folder
 
     record = out / "repeats.json"

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from partgcd.config.errors import UserError
 from partgcd.data.decode import suffix_of
+from partgcd.disk.files import disk_errors, is_temporary, write_bytes
 from partgcd.export.predictor import Answer
-from partgcd.run.files import disk_errors, is_temporary, write_bytes
 from partgcd.serving.inbox_lines import LINES, Lines
 from partgcd.serving.metrics import Metrics
 from partgcd.serving.settings import Collecting

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from partgcd.config.errors import UserError
-from partgcd.run.files import disk_errors
+from partgcd.disk.files import disk_errors
 
 LINES = "inbox.jsonl"
 

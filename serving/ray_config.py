@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from partgcd.config.errors import UserError
-from partgcd.run.files import write_text
+from partgcd.disk.files import write_text
 from partgcd.serving.settings import KEY_VARIABLE, ServeSettings
 
 APPLICATION, DEPLOYMENT = "partgcd", "classify"

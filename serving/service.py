@@ -21,8 +21,8 @@ from partgcd.decoding.begun import BrokenImage
 from partgcd.export.predictor import Answer, Failure, Predictor
 from partgcd.export.session import usable_cpus
 from partgcd.serving.body import Buffered, Upload
-from partgcd.serving.changes import Changes
 from partgcd.serving.decoders import Decoders, Large, NoMemory
+from partgcd.serving.edits import Changes
 from partgcd.serving.holder import ModelHolder
 from partgcd.serving.inbox import Inbox
 from partgcd.serving.metrics import Metrics

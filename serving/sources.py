@@ -14,7 +14,7 @@ from partgcd.export.predictor import Predictor
 from partgcd.serving.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from partgcd.continual.identity import Identity
+    from partgcd.registry.log import Identity
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class RegistrySource:
     """The version that an alias of a registry points at, with the registry's names."""
 
     def __init__(self, path: Path, alias: str) -> None:
-        from partgcd.continual.registry import Registry
+        from partgcd.registry.versions import Registry
 
         self.registry = Registry(path)
         self.alias = alias
@@ -98,7 +98,7 @@ class RegistrySource:
 
     def dress(self, predictor: Predictor, path: Path) -> Predictor:
         """See `Source`."""
-        from partgcd.continual.overlay import overlay_of, with_overlay
+        from partgcd.registry.overlay import overlay_of, with_overlay
 
         return with_overlay(predictor, overlay_of(open_bundle(path), self._identity()))
 
@@ -113,12 +113,12 @@ class RegistrySource:
 
     def rename(self, class_id: str, name: str, wait: float) -> None:
         """See `Source`."""
-        from partgcd.continual.classes import rename
+        from partgcd.registry.edits import rename
 
         rename(self.registry, class_id, name, wait)
 
     def _identity(self) -> Identity:
-        from partgcd.continual.identity import fold, read_log
+        from partgcd.registry.log import fold, read_log
 
         return fold(read_log(self.registry.log))
 
@@ -129,7 +129,7 @@ def open_source(settings: ServeSettings) -> Source:
     Raises:
         UserError: there is neither a bundle nor a registry.
     """
-    from partgcd.continual.champion import is_registry
+    from partgcd.registry.serve import is_registry
 
     if is_registry(settings.source):
         return RegistrySource(settings.source, settings.alias)

@@ -19,6 +19,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+pytest_plugins = ["tiny"]
+
 WIDTH, HEIGHT = 24, 20
 
 

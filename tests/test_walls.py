@@ -16,11 +16,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ADAPTERS = ("cli", "serving", "training")
 ROOMS = (
-    "config", "decoding", "data", "backbone", "parts", "model", "run", "discovery", "export", "continual", "report",
-    "benchmark",
+    "config", "decoding", "disk", "data", "demo", "backbone", "parts", "run", "report", "cluster", "model", "methods",
+    "discovery", "export", "registry", "schedule", "continual", "bench",
 )  # fmt: skip
 # Rooms that see less than all that lies above them.
-ONLY = {"decoding": set[str](), "parts": set[str](), "run": {"config"}}
+ONLY = {
+    "decoding": set[str](),
+    "disk": {"config"},
+    "parts": set[str](),
+    "run": {"config", "disk"},
+    "report": {"config", "disk", "data", "parts", "run"},
+    "schedule": {"config", "disk", "registry"},
+}
 LONGEST = 400
 UNPICKLERS = {"cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 
@@ -122,7 +129,7 @@ def test_rooms_import_only_from_rooms_above_them(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("partgcd.data.scan", "from partgcd.run.files import write_json"),
+        ("partgcd.data.scan", "from partgcd.run.folder import RunFolder"),
         ("partgcd.run.world", "def f():\n    import partgcd.discovery.fit"),
         ("partgcd.run.world", "from partgcd.data.catalog import Catalog"),
         ("partgcd.parts.em", "from partgcd.config.tree import Settings"),
@@ -200,6 +207,18 @@ def test_the_library_imports_without_the_optional_packages() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) >= len(modules)
+
+
+@pytest.mark.parametrize("room", ["registry", "schedule"])
+def test_what_serving_needs_of_the_library_comes_without_torch(room: str) -> None:
+    modules = [module_of(path) for path in sources(f"partgcd/{room}") if path.name != "__init__.py"]
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "print(*(name for name in ('torch', 'timm', 'sklearn') if name in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 def test_truth_is_read_only_by_evaluation_and_by_who_starts_it() -> None:

@@ -17,7 +17,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
-from partgcd.run.files import read_json
+from partgcd.disk.files import read_json
 from partgcd.run.folder import RunFolder
 from partgcd.run.signals import stopping_on_signals
 from partgcd.run.world import Interrupted

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from partgcd.config.errors import UserError
-from partgcd.run.files import read_json, write_json
+from partgcd.disk.files import read_json, write_json
 from partgcd.run.folder import RunFolder
 
 _LIST = "contents.json"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partgcd.backbone.registry import BlockOut
+from partgcd.backbone.known import BlockOut
 
 
 class ConvLayers(nn.Module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partgcd.backbone.registry import OfflineBackbone
-from partgcd.data.errors import UserError
+from partgcd.backbone.known import OfflineBackbone
+from partgcd.config.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 
 _PATIENCE_S = 5.0
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from partgcd.backbone import hub
 from partgcd.backbone.conv import ConvLayers
-from partgcd.backbone.registry import (
+from partgcd.backbone.known import (
     FAMILIES,
     OFFLINE,
     SUPPORTED,
@@ -27,8 +27,8 @@ from partgcd.backbone.registry import (
 from partgcd.backbone.rows import Rows
 from partgcd.backbone.vit import VitLayers, check_image_size, check_vit
 from partgcd.backbone.weights import fit_weights, offline_tensors, read_weights, tensors_digest
+from partgcd.config.errors import UserError
 from partgcd.config.tree import BackboneSettings
-from partgcd.data.errors import UserError
 
 __all__ = ["Backbone", "BackboneInfo", "BlockOut", "assemble", "load_backbone"]
 

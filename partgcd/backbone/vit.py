@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partgcd.backbone.registry import SUPPORTED, BlockOut
+from partgcd.backbone.known import SUPPORTED, BlockOut
 from partgcd.backbone.rows import Rows
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 
 
 class VitLayers(nn.Module):

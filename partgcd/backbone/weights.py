@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from partgcd.backbone.registry import OfflineBackbone, offline_backbone, offline_names
-from partgcd.data.errors import UserError
+from partgcd.backbone.known import OfflineBackbone, offline_backbone, offline_names
+from partgcd.config.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

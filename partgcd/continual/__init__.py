@@ -1,1 +1,1 @@
-"""A model that goes on: a registry of versions, classes that keep their ids, and rediscovery in new photos."""
+"""Rediscovery: new classes in new photos, while those that people use keep their ids."""

@@ -11,12 +11,12 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from partgcd.config.errors import UserError
-from partgcd.continual.naming import name_key, unique_name
 from partgcd.continual.recall import ask, recall
-from partgcd.continual.registry import Registry, Version
-from partgcd.continual.roster import ClassRow, list_classes
 from partgcd.export.bundle import EXEMPLARS, Bundle, open_bundle, read_tensors, write_manifest
 from partgcd.export.manifest import ClassEntry
+from partgcd.registry.naming import name_key, unique_name
+from partgcd.registry.roster import ClassRow, list_classes
+from partgcd.registry.versions import Registry, Version
 
 _AGREE = 0.5
 """Share of a class's exemplars that the champion must put into one of its own."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from partgcd.continual.intake import Arrivals, look_through
-from partgcd.continual.registry import Registry, Version
 from partgcd.continual.told import Said
+from partgcd.disk.files import read_json, write_json
 from partgcd.export.bundle import EXEMPLARS, open_bundle, read_tensors
-from partgcd.run.files import read_json, write_json
+from partgcd.registry.versions import Registry, Version
 
 ATTEMPTS = "attempts.json"
 

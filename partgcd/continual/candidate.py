@@ -20,15 +20,15 @@ from torch.nn.functional import normalize
 from partgcd.config.tree import Settings
 from partgcd.continual.carry import Carried, Standing, start_tensors, targets_of
 from partgcd.continual.growth import COHERENT, SMALLEST, Growth, coherence
-from partgcd.continual.identity import mint
 from partgcd.continual.recall import REPLAYED, Memory
 from partgcd.data.catalog import Catalog
-from partgcd.discovery.classes import ClassRecord, Nearest
+from partgcd.discovery.class_records import ClassRecord, Nearest
 from partgcd.discovery.fit import Fitted, fit
 from partgcd.discovery.outputs import answer_all, write_model, write_outputs
 from partgcd.discovery.warm import Teacher, WarmStart
 from partgcd.export.novelty import joint_features
 from partgcd.export.replay import Replay, write_replay
+from partgcd.registry.log import mint
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import World
 

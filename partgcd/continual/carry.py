@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from partgcd.continual.overlay import Overlay
 from partgcd.continual.recall import Known, Opinion
 from partgcd.export.manifest import ClassEntry
 from partgcd.parts.bank import GMMBank
+from partgcd.registry.overlay import Overlay
 
 
 @dataclass(frozen=True)

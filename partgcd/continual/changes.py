@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from partgcd.cluster.novel_samples import closeness
 from partgcd.config.tree import Settings
 from partgcd.continual.candidate import Parted, Trained
 from partgcd.continual.carry import Carried, Standing
@@ -15,11 +16,10 @@ from partgcd.continual.gate import NEW_CLASS, SURE, Check, Measured
 from partgcd.continual.growth import Growth
 from partgcd.continual.intake import Arrivals
 from partgcd.continual.likeness import MANY, UNLIKE, surges, unlikeness
-from partgcd.continual.overlay import Overlay
 from partgcd.continual.recall import Opinion, ask, trunk_tokens
 from partgcd.continual.told import HeldOut
 from partgcd.data.catalog import Catalog
-from partgcd.discovery.strangers import closeness
+from partgcd.registry.overlay import Overlay
 from partgcd.run.world import World
 
 _MOST_DISAGREEMENTS = 100

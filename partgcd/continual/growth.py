@@ -10,7 +10,7 @@ nearer than what is found: from the second rediscovery on the share is the mean 
 of the new images over the size that classes had when they came; clusterings of so few images, whose features were made
 to tell other classes, say less (silhouette and BIC were tried: both mostly answer 2).
 
-Which photos are the first ones of new classes is told by number too: `partgcd.discovery.strangers`.
+Which photos are the first ones of new classes is told by number too: `partgcd.cluster.novel_samples`.
 
 Letters: N images, n of them new photos, F dimensions of a feature, k new classes.
 """
@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from partgcd.cluster.novel_samples import Expected, cluster_strangers, nearest_class
+from partgcd.cluster.semi_kmeans import semi_kmeans
 from partgcd.config.errors import UserError
 from partgcd.continual.carry import Standing
-from partgcd.discovery.semi_kmeans import semi_kmeans
-from partgcd.discovery.strangers import Expected, cluster_strangers, nearest_class
 from partgcd.export.bundle import EXEMPLARS, read_tensors
 from partgcd.export.novelty import remoteness
 

@@ -34,29 +34,29 @@ from partgcd.continual.candidate import (
 )
 from partgcd.continual.carry import Carried, Standing, carried_classes
 from partgcd.continual.changes import describe_changes, measure
-from partgcd.continual.classes import settle_names
 from partgcd.continual.gate import Check, Margins, judge
 from partgcd.continual.growth import SMALLEST, Growth, count_new
-from partgcd.continual.identity import fold, read_log
 from partgcd.continual.intake import Arrivals, empty_pictures, look_through
-from partgcd.continual.naming import ids_by_word, resolve
-from partgcd.continual.overlay import overlay_of
 from partgcd.continual.recall import REPLAYED, Known, Opinion, ask, recall
-from partgcd.continual.registry import Registry, Version
-from partgcd.continual.roster import first_sizes, list_classes
-from partgcd.continual.schedule import KEPT
 from partgcd.continual.told import Said, correct, held_out, read_said, teach, unheard
 from partgcd.data.catalog import Catalog
 from partgcd.data.ingest import ingest
 from partgcd.data.listing import Entry, Listing
 from partgcd.data.pixels import PixelStore
 from partgcd.discovery.setup import ground, stopping_ticker
+from partgcd.disk.files import read_json, write_json
 from partgcd.export.bundle import EXEMPLARS, MANIFEST, open_bundle, read_tensors
 from partgcd.export.export import export_run
+from partgcd.registry.edits import settle_names
+from partgcd.registry.log import fold, read_log
+from partgcd.registry.naming import ids_by_word, resolve
+from partgcd.registry.overlay import overlay_of
+from partgcd.registry.roster import first_sizes, list_classes
+from partgcd.registry.versions import Registry, Version
 from partgcd.run.device import pick_device
-from partgcd.run.files import read_json, write_json
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import SoloWorld, World
+from partgcd.schedule.due import KEPT
 
 _MOST_NEW = 1000
 _VAGUE = 0.75  # width of an interval of a share from which on it says nothing

@@ -18,7 +18,6 @@ from partgcd.config.tree import Settings
 from partgcd.continual.carry import Carried
 from partgcd.continual.growth import SMALLEST
 from partgcd.continual.intake import content_key
-from partgcd.continual.naming import checked_class_name, name_key
 from partgcd.continual.recall import REPLAYED, Known, Opinion, ask, trunk_tokens
 from partgcd.data.catalog import Catalog
 from partgcd.data.decode import BrokenImage, read_image
@@ -28,6 +27,7 @@ from partgcd.data.names import first_few
 from partgcd.data.pixels import PixelStore
 from partgcd.data.scan import scan
 from partgcd.export.manifest import ClassEntry
+from partgcd.registry.naming import checked_class_name, name_key
 
 HeldOut = tuple[NDArray[np.uint8], NDArray[np.int64]]
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from partgcd.config.errors import UserError
 from partgcd.data.cells import path_cell, read_path_cell, text_cell
-from partgcd.data.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
+from partgcd.config.errors import UserError
 from partgcd.config.tree import DataSettings
 from partgcd.data.catalog import Broken, Catalog, Duplicate, write_quarantine
 from partgcd.data.decode import BrokenImage, decoded, read_image
-from partgcd.data.errors import UserError
 from partgcd.data.listing import Listing
 from partgcd.data.names import first_few, printable, storable
 from partgcd.data.pixels import ABOUT, INDEX, PIXELS, PixelStore, planes, read_about, resize

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 from partgcd.data.listing import Entry, label_notes
 from partgcd.data.names import clean_label, first_few, printable
 from partgcd.data.tree import Node, held_instead, images_below, may_be_class, tree_of

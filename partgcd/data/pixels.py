@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from partgcd.config.errors import UserError
 from partgcd.config.tree import DataSettings
-from partgcd.data.errors import UserError
 
 PIXELS, INDEX, ABOUT = "pixels.u8", "index.npy", "store.json"
 

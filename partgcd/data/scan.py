@@ -7,8 +7,8 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
+from partgcd.config.errors import UserError
 from partgcd.data.decode import SUFFIXES
-from partgcd.data.errors import UserError
 from partgcd.data.layout import empty_folders, read_layout
 from partgcd.data.listing import Entry, Listing
 from partgcd.data.manifest import read_manifest

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 from partgcd.data.listing import ALL_LABELLED, Listing
 from partgcd.data.names import clean_label, first_few, printable
 from partgcd.data.places import Finder

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 from partgcd.data.names import first_few, printable
 from partgcd.data.words import fold
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 from partgcd.data.manifest import read_labels
 from partgcd.data.names import first_few, printable
 from partgcd.data.places import Finder

@@ -8,8 +8,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from partgcd.config.errors import UserError
 from partgcd.data.decode import SUFFIXES
-from partgcd.data.errors import UserError
 from partgcd.data.names import first_few, printable
 
 _SYSTEM = frozenset(

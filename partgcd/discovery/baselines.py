@@ -7,12 +7,12 @@ import torch
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
+from partgcd.cluster.metrics import match
+from partgcd.cluster.semi_kmeans import semi_kmeans
 from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
-from partgcd.discovery.metrics import match
 from partgcd.discovery.outputs import Answers
 from partgcd.discovery.refresh import Features, compute_features
-from partgcd.discovery.semi_kmeans import semi_kmeans
 from partgcd.discovery.setup import Ground, decide_classes, ground, stopping_ticker
 from partgcd.model.module import DiscoveryModel
 from partgcd.run.world import World

@@ -19,7 +19,7 @@ from partgcd.discovery.fit import fit
 from partgcd.discovery.outputs import Answers, answer_all, write_model, write_outputs
 from partgcd.discovery.setup import stopping_ticker
 from partgcd.discovery.task import Task, listing_of
-from partgcd.run.files import read_json, write_bytes, write_json
+from partgcd.disk.files import read_json, write_bytes, write_json
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import World
 

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from partgcd.cluster.metrics import purity, split_accuracy
 from partgcd.config.errors import UserError
 from partgcd.data.catalog import Catalog
-from partgcd.discovery.metrics import purity, split_accuracy
-from partgcd.run.files import read_json, write_json
+from partgcd.disk.files import read_json, write_json
 from partgcd.run.folder import RunFolder
 
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
 from partgcd.data.cells import path_cell, text_cell
-from partgcd.discovery.classes import ClassRecord, describe_classes
+from partgcd.discovery.class_records import ClassRecord, describe_classes
 from partgcd.discovery.fit import Fitted
 from partgcd.discovery.predict import predict
 from partgcd.discovery.refresh import over_images
-from partgcd.run.files import read_json, write_bytes, write_csv, write_json
+from partgcd.disk.files import read_json, write_bytes, write_csv, write_json
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import World
 

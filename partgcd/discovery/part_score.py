@@ -13,12 +13,12 @@ from safetensors.numpy import load_file
 from partgcd.backbone.tokens import TokenStore
 from partgcd.config.errors import UserError
 from partgcd.data.catalog import Catalog
-from partgcd.data.samples import load_part_masks
+from partgcd.demo.samples import load_part_masks
 from partgcd.discovery.outputs import predicted_classes
+from partgcd.disk.files import read_json
 from partgcd.parts.agreement import kmeans_parts, mutual_information, shuffled, slot_agreement
 from partgcd.parts.mixture import sample_rows
 from partgcd.parts.projection import Projection, project
-from partgcd.run.files import read_json
 from partgcd.run.folder import RunFolder
 
 _PATCHES = 40_000

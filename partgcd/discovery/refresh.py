@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partgcd.backbone.tokens import TokenStore
+from partgcd.cluster.candidates import Candidates, candidates_per_class, select_candidates
+from partgcd.cluster.prototypes import calibrated_prototypes
+from partgcd.cluster.shares import class_shares
+from partgcd.cluster.sinkhorn import pin_labelled, sinkhorn
 from partgcd.config.tree import Settings
-from partgcd.discovery.candidates import Candidates, candidates_per_class, select_candidates
 from partgcd.discovery.predict import PartModel, predict
-from partgcd.discovery.prototypes import calibrated_prototypes
-from partgcd.discovery.shares import class_shares
-from partgcd.discovery.sinkhorn import pin_labelled, sinkhorn
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.em import fit_mixtures

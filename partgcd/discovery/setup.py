@@ -15,23 +15,23 @@ from torch import Tensor, nn
 from partgcd.backbone.device_pixels import DevicePixels
 from partgcd.backbone.load import Backbone, load_backbone
 from partgcd.backbone.tokens import TokenStore, fill, generations
+from partgcd.cluster.class_count import estimate_classes
+from partgcd.cluster.novel_samples import Expected
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
 from partgcd.data.pixels import PixelStore
-from partgcd.discovery.class_count import estimate_classes
 from partgcd.discovery.part_setup import prepare_parts
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.refresh import Features, compute_features
 from partgcd.discovery.starts import start_adapter, start_prototypes
-from partgcd.discovery.strangers import Expected
 from partgcd.discovery.warm import Teacher, WarmStart
+from partgcd.disk.files import read_json, write_bytes, write_json
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.mixture import Mixture
 from partgcd.parts.projection import Projection
 from partgcd.run.device import Autocast, apply_threads, autocast, pick_precision
-from partgcd.run.files import read_json, write_bytes, write_json
 from partgcd.run.world import Interrupted, World
 
 _CPU_POOL = 4

@@ -9,11 +9,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from partgcd.backbone.tokens import TokenStore
+from partgcd.cluster.novel_samples import Expected, cluster_strangers, nearest_class
+from partgcd.cluster.semi_kmeans import semi_kmeans
 from partgcd.config.tree import Settings
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.refresh import BATCH, Features
-from partgcd.discovery.semi_kmeans import semi_kmeans
-from partgcd.discovery.strangers import Expected, cluster_strangers, nearest_class
 from partgcd.model.module import DiscoveryModel
 from partgcd.run.device import Autocast
 from partgcd.run.world import World, share_of

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from partgcd.backbone.load import Backbone
+from partgcd.cluster.novel_samples import Expected
 from partgcd.config.tree import Settings
-from partgcd.discovery.strangers import Expected
 from partgcd.model.module import DiscoveryModel, restored
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.projection import Projection

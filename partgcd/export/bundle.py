@@ -20,9 +20,9 @@ from safetensors.numpy import load
 
 from partgcd.config.errors import UserError
 from partgcd.data.names import first_few, printable
+from partgcd.disk.files import disk_errors, write_bytes
+from partgcd.disk.lock import claimed
 from partgcd.export.manifest import FileEntry, Manifest, parse_manifest
-from partgcd.run.files import disk_errors, write_bytes
-from partgcd.run.lock import claimed
 
 MANIFEST, DIGEST = "manifest.json", "manifest.sha256"
 GRAPH = "model.onnx"

@@ -12,10 +12,10 @@ from PIL import Image
 from safetensors.numpy import load_file, save
 from torch.nn.functional import normalize
 
+from partgcd.disk.files import write_bytes
 from partgcd.export.bundle import EXEMPLARS, THUMBNAILS
 from partgcd.export.novelty import joint_features, remoteness
 from partgcd.export.source import Source
-from partgcd.run.files import write_bytes
 
 PER_CLASS = 20
 """Exemplars a class, where it has as many images."""

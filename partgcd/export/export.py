@@ -17,6 +17,7 @@ from safetensors.torch import save as save_tensors
 
 from partgcd import __version__
 from partgcd.data.pixels import short_side
+from partgcd.disk.files import read_json, write_bytes, write_text
 from partgcd.export import bundle as files
 from partgcd.export.calibrate import Calibration, calibrate
 from partgcd.export.card import model_card
@@ -40,7 +41,6 @@ from partgcd.export.manifest import (
 from partgcd.export.novelty import FALSE_ALARM_RATE, FOLDS, RATIO_WEIGHT
 from partgcd.export.session import runtime
 from partgcd.export.source import Source, open_source
-from partgcd.run.files import read_json, write_bytes, write_text
 from partgcd.run.folder import RunFolder
 
 Progress = Callable[[str, int, int], None]

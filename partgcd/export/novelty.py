@@ -31,9 +31,9 @@ from partgcd.config.tree import PartSettings
 from partgcd.discovery.predict import PartModel
 from partgcd.parts.bank import GMMBank, log_likelihood
 from partgcd.parts.em import fit_mixtures
+from partgcd.parts.exact import exact_products
 from partgcd.parts.maps import attention_filter
 from partgcd.parts.mixture import Mixture, log_joint
-from partgcd.parts.precision import exact_products
 
 RATIO_WEIGHT = 0.5
 """Weight of z beside -log p."""

@@ -23,7 +23,7 @@ from partgcd.export.check import check_interface
 from partgcd.export.graph_names import FEATURE
 from partgcd.export.manifest import ClassEntry, Manifest
 from partgcd.export.session import Provider, open_session, run
-from partgcd.parts.overlay import tinted
+from partgcd.parts.tint import tinted
 
 ImageSource = bytes | Path | NDArray[np.uint8]
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from partgcd.config.errors import UserError
-from partgcd.run.files import write_bytes
+from partgcd.disk.files import write_bytes
 from partgcd.run.folder import RunFolder
 
 REPLAY = "replay.safetensors"

@@ -20,11 +20,11 @@ from partgcd.data.decode import BrokenImage, decode
 from partgcd.data.pixels import PixelStore, evaluation_view
 from partgcd.discovery.outputs import predicted_classes
 from partgcd.discovery.predict import PartModel
+from partgcd.disk.files import read_json
 from partgcd.export.replay import Replay, read_replay
 from partgcd.model.module import DiscoveryModel, restored
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.projection import Projection
-from partgcd.run.files import read_json
 from partgcd.run.folder import RunFolder
 
 

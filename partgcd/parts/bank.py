@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from partgcd.parts.exact import exact_products
 from partgcd.parts.mixture import Mixture, log_joint
-from partgcd.parts.precision import exact_products
 
 _FIELDS = ("log_pi", "mu", "var")
 

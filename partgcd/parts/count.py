@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from partgcd.parts.em import fit_mixtures
+from partgcd.parts.exact import exact_products
 from partgcd.parts.mixture import Mixture, hard_mixture, kmeans, log_joint, sample_rows
-from partgcd.parts.precision import exact_products
 
 
 @dataclass(frozen=True)

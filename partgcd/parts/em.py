@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from partgcd.parts.exact import exact_products
 from partgcd.parts.mixture import LOG_2PI, Mixture, initial_mixture
-from partgcd.parts.precision import exact_products
 
 __all__ = ["DEAD", "WEIGHT_FLOOR", "EMResult", "Mixture", "fit_mixtures", "fit_shared", "initial_mixture"]
 

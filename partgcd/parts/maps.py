@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from partgcd.parts.bank import GMMBank, log_likelihood
-from partgcd.parts.precision import exact_products
+from partgcd.parts.exact import exact_products
 
 
 def attention_filter(attention: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from partgcd.parts.exact import exact_products
 from partgcd.parts.mixture import sample_rows
-from partgcd.parts.precision import exact_products
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from partgcd.config.errors import UserError
-from partgcd.parts.overlay import part_colour
+from partgcd.parts.tint import part_colour
 from partgcd.report.colours import category_colour
 from partgcd.report.embed import embed
 from partgcd.report.figures import changed_curve, feature_map, loss_curves, quality_curves

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from partgcd.parts.overlay import tinted
+from partgcd.parts.tint import tinted
 
 SIDE = 112
 _QUALITY = 80

@@ -17,7 +17,7 @@ from torch import Tensor
 from partgcd.config.errors import UserError
 from partgcd.config.load import differing_keys
 from partgcd.config.tree import Settings
-from partgcd.run.files import disk_errors, write_bytes, write_json
+from partgcd.disk.files import disk_errors, write_bytes, write_json
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from partgcd import __version__
 from partgcd.config.errors import UserError
 from partgcd.config.load import differing_keys, load_settings, to_yaml
 from partgcd.config.tree import Settings
-from partgcd.run.files import (
+from partgcd.disk.files import (
     disk_errors,
     is_temporary,
     read_json,
@@ -34,7 +34,7 @@ from partgcd.run.files import (
     write_json,
     write_text,
 )
-from partgcd.run.lock import claimed
+from partgcd.disk.lock import claimed
 
 _PACKAGES = (
     "torch",

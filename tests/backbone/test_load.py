@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from partgcd.backbone.load import Backbone, load_backbone
 from partgcd.backbone.weights import weights_status
+from partgcd.config.errors import UserError
 from partgcd.config.tree import BackboneSettings
-from partgcd.data.errors import UserError
 
 
 def random_backbone(name: str = "test_vit", size: int = 96) -> Backbone:

@@ -12,7 +12,7 @@ from torch import nn
 from partgcd.backbone.load import Backbone, assemble
 from partgcd.backbone.rows import rows_of
 from partgcd.backbone.vit import VitLayers, check_image_size, check_vit
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 
 SIZE = 64
 TINY: dict[str, Any] = {

@@ -17,9 +17,9 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from partgcd.backbone import registry, weights
+from partgcd.backbone import known, weights
 from partgcd.backbone.convert import efficientnet_lite0_names
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 
 
 def model_of(name: str = "test_vit", **options: Any) -> Any:
@@ -160,12 +160,12 @@ def fake_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
     """An index with one wheel in the lite0 layout, a cache of its own, and a log of calls to pip."""
     monkeypatch.setenv("PARTGCD_CACHE", str(tmp_path / "cache"))
     model = model_of("tf_efficientnet_lite0")
-    entry = registry.OFFLINE["offline/efficientnet-lite0"]
+    entry = known.OFFLINE["offline/efficientnet-lite0"]
     file = tmp_path / "weights.pth"
     torch.save(foreign_lite0(model), file)
     with file.open("rb") as stream:
         digest = weights._sha256(stream)
-    monkeypatch.setitem(registry.OFFLINE, entry.name, replace(entry, sha256=digest))
+    monkeypatch.setitem(known.OFFLINE, entry.name, replace(entry, sha256=digest))
     calls: list[list[str]] = []
 
     def pip(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -259,11 +259,11 @@ def test_lite0_map_has_no_name_for_other_networks() -> None:
         efficientnet_lite0_names({"_blocks.0._se_reduce.weight": torch.zeros(1)})
 
 
-@pytest.mark.parametrize("name", registry.offline_names())
+@pytest.mark.parametrize("name", known.offline_names())
 def test_real_weights_fill_timms_model_exactly(name: str, caplog: pytest.LogCaptureFixture) -> None:
     if weights.weights_status(name) is None:
         pytest.skip(f"{name} is not in the cache: partgcd weights fetch {name}")
-    entry = registry.OFFLINE[name]
+    entry = known.OFFLINE[name]
     tensors = weights.offline_tensors(name)
     with torch.device("meta"):
         wanted = timm.create_model(entry.architecture, num_classes=0 if entry.blocks else 1000).state_dict()

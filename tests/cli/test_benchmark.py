@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from partgcd.benchmark import quality
-from partgcd.benchmark.plan import Job, Plan
+from partgcd.bench import quality
+from partgcd.bench.plan import Job, Plan
 
 Partgcd = Callable[..., Any]
 
@@ -51,7 +51,7 @@ def put(plan: Path, results: Path, **accuracy: float) -> None:
 
 
 def quality_plan(file: Path) -> Plan:
-    from partgcd.benchmark.plan import read_plan
+    from partgcd.bench.plan import read_plan
 
     return read_plan(file)
 

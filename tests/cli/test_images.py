@@ -107,7 +107,7 @@ def test_demo_into_a_place_that_cannot_be_is_one_line(partgcd: Partgcd, tmp_path
 
 
 def test_a_second_demo_in_one_folder_is_told(partgcd: Partgcd, tmp_path: Path) -> None:
-    from partgcd.run.lock import claimed
+    from partgcd.disk.lock import claimed
 
     with claimed(tmp_path / "d", "draws a field guide"):
         answer = partgcd("demo", "--out", "d")

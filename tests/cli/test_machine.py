@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from partgcd.backbone.registry import offline_names
+from partgcd.backbone.known import offline_names
 from partgcd.cli import checkup as checks
 from partgcd.cli.checkup import checkup, installed
 

@@ -16,7 +16,7 @@ from PIL import Image
 from partgcd.cli.rediscover import _bare, rediscover, run_as_job, seconds_of
 from partgcd.config.errors import UserError
 from partgcd.continual.rediscover import Request
-from partgcd.continual.registry import Registry
+from partgcd.registry.versions import Registry
 
 Partgcd = Callable[..., Any]
 LOOK = ("rediscover", "--registry", "r", "--new", "new")
@@ -138,7 +138,7 @@ def test_a_run_as_a_job_ends_as_the_job_does(
 def test_the_schedule_says_in_a_file_what_it_does(
     partgcd: Partgcd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from partgcd.continual import timer
+    from partgcd.schedule import timer
 
     ran: list[list[str]] = []
     monkeypatch.setattr(timer.Stopper, "listen", lambda self: None)
@@ -158,7 +158,7 @@ def test_the_schedule_says_in_a_file_what_it_does(
 def test_a_folder_of_corrections_that_is_gone_does_not_end_a_schedule(
     partgcd: Partgcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from partgcd.continual import timer
+    from partgcd.schedule import timer
 
     ran: list[list[str]] = []
     monkeypatch.setattr(timer.Stopper, "listen", lambda self: None)

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from partgcd.config.tree import Settings
-from partgcd.continual.identity import append
-from partgcd.continual.registry import Registry
-from partgcd.run.files import describe_os_error
+from partgcd.disk.files import describe_os_error
+from partgcd.registry.log import append
+from partgcd.registry.versions import Registry
 from partgcd.run.folder import RunFolder
 
 Partgcd = Callable[..., Any]
@@ -168,7 +168,7 @@ def test_a_full_disk_leaves_the_registry_as_it_was(
 LARGE = """
 from pathlib import Path
 from partgcd.cli import main
-from partgcd.run.files import write_bytes
+from partgcd.disk.files import write_bytes
 main._run = lambda: write_bytes(Path("x"), bytes(200_000))
 main.main()
 """
@@ -201,7 +201,7 @@ def test_errors_of_connections_are_none_of_files() -> None:
 
 STREAMS = """
 import os, sys
-import partgcd.backbone.weights, partgcd.continual.classes, partgcd.run.folder  # once for all
+import partgcd.backbone.weights, partgcd.registry.edits, partgcd.run.folder  # once for all
 from partgcd.cli import main
 words, closed, full = sys.argv[1].split("|"), sys.argv[2], sys.argv[3]
 found = []

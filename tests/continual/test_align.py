@@ -7,8 +7,8 @@ import pytest
 
 from partgcd.config.errors import UserError
 from partgcd.continual.align import add_aligned
-from partgcd.continual.registry import Registry
 from partgcd.export.bundle import Bundle, open_bundle
+from partgcd.registry.versions import Registry
 
 Variant = Callable[..., Path]
 OTHERS = {0: "c-aaaaaaaaaa", 1: "c-bbbbbbbbbb", 2: "c-cccccccccc"}

@@ -15,7 +15,7 @@ from partgcd.continual.growth import Growth, Unknown
 from partgcd.continual.intake import Arrivals
 from partgcd.data.catalog import Catalog
 from partgcd.data.listing import Listing
-from partgcd.discovery.classes import ClassRecord, Nearest
+from partgcd.discovery.class_records import ClassRecord, Nearest
 from partgcd.discovery.fit import Fitted
 from partgcd.export.manifest import ClassEntry
 

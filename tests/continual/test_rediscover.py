@@ -13,16 +13,16 @@ from PIL import Image
 from partgcd.config.errors import UserError
 from partgcd.continual.attempts import new_since
 from partgcd.continual.candidate import LEAN
-from partgcd.continual.champion import load_predictor
-from partgcd.continual.classes import merge, rename, split
 from partgcd.continual.gate import Margins
-from partgcd.continual.naming import ids_by_word
 from partgcd.continual.recall import recall
 from partgcd.continual.rediscover import Outcome, Request, rediscover
-from partgcd.continual.registry import Registry
-from partgcd.continual.roster import list_classes
 from partgcd.continual.told import Said, read_said
 from partgcd.export.bundle import WEIGHTS, open_bundle, read_tensors
+from partgcd.registry.edits import merge, rename, split
+from partgcd.registry.naming import ids_by_word
+from partgcd.registry.roster import list_classes
+from partgcd.registry.serve import load_predictor
+from partgcd.registry.versions import Registry
 from partgcd.report.changes import render_changes
 from partgcd.run.folder import RunFolder
 

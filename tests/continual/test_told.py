@@ -14,16 +14,16 @@ import torch
 
 from partgcd.config.errors import UserError
 from partgcd.continual.carry import Carried
-from partgcd.continual.classes import rename
 from partgcd.continual.gate import Margins
 from partgcd.continual.intake import content_key
 from partgcd.continual.recall import Opinion, recall
 from partgcd.continual.rediscover import Outcome, Request, rediscover
-from partgcd.continual.registry import Registry
-from partgcd.continual.roster import list_classes
 from partgcd.continual.told import contents, correct, read_said
 from partgcd.data.listing import Entry
 from partgcd.export.bundle import EXEMPLARS, open_bundle, read_tensors
+from partgcd.registry.edits import rename
+from partgcd.registry.roster import list_classes
+from partgcd.registry.versions import Registry
 from partgcd.report.changes import render_changes
 from partgcd.run.folder import RunFolder
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from partgcd.config.errors import UserError
 from partgcd.data.catalog import Broken, Catalog, Duplicate, write_quarantine
-from partgcd.data.errors import UserError
 
 CATALOG = Catalog(
     root=Path("/photos/vögel"),

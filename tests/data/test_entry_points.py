@@ -23,9 +23,9 @@ from hypothesis import event, given, note, settings
 from hypothesis import strategies as st
 
 from partgcd.cli.classify import find_images
+from partgcd.config.errors import UserError
 from partgcd.continual.intake import look_through
 from partgcd.continual.told import read_said
-from partgcd.data.errors import UserError
 from partgcd.data.names import clean_label, printable
 from partgcd.data.scan import Listing, scan
 from partgcd.data.spellings import tidy

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from partgcd.config.errors import UserError
 from partgcd.config.tree import DataSettings
 from partgcd.data import ingest as ingesting
 from partgcd.data.catalog import Broken, Catalog, Duplicate
-from partgcd.data.errors import UserError
 from partgcd.data.ingest import ingest
 from partgcd.data.pixels import PixelStore, planes, resize
 from partgcd.data.scan import scan

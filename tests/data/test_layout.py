@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 from partgcd.data.listing import ALL_LABELLED, NO_LABELS, Listing
 from partgcd.data.scan import scan
 

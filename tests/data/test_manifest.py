@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 from partgcd.data.listing import Entry
 from partgcd.data.manifest import read_manifest, read_table
 

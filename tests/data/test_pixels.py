@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from partgcd.config.errors import UserError
 from partgcd.config.tree import DataSettings
-from partgcd.data.errors import UserError
 from partgcd.data.ingest import ingest
 from partgcd.data.pixels import PixelStore, evaluation_view, planes, resize, short_side
 from partgcd.data.scan import scan

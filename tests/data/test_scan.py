@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 from partgcd.data.listing import ALL_LABELLED
 from partgcd.data.scan import Listing, scan
 

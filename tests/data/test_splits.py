@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 from partgcd.data.listing import ALL_LABELLED, Entry, Listing
 from partgcd.data.splits import gcd_protocol, read_split
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 from partgcd.data.truth import read_truth
 
 

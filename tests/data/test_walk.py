@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from partgcd.data.errors import UserError
+from partgcd.config.errors import UserError
 from partgcd.data.scan import scan
 from partgcd.data.walk import is_system, walk
 

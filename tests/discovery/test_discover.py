@@ -19,8 +19,8 @@ from partgcd.data.catalog import Catalog
 from partgcd.discovery import discover as whole
 from partgcd.discovery.discover import discover
 from partgcd.discovery.outputs import Answers
+from partgcd.disk.files import read_json
 from partgcd.run import folder as folders
-from partgcd.run.files import read_json
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import SoloWorld
 

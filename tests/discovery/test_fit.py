@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from partgcd.cluster.novel_samples import Expected
 from partgcd.config.errors import UserError
 from partgcd.config.tree import DiscoverySettings, Settings, TrainSettings
 from partgcd.discovery import fit as fitting
@@ -22,7 +23,6 @@ from partgcd.discovery.refresh import compute_answers
 from partgcd.discovery.sampler import epoch_batches
 from partgcd.discovery.setup import prepare
 from partgcd.discovery.step import StepLoss
-from partgcd.discovery.strangers import Expected
 from partgcd.discovery.warm import Teacher, WarmStart
 from partgcd.run.checkpoint import list_checkpoints
 from partgcd.run.folder import RunFolder

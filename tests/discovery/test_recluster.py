@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from partgcd.cluster.novel_samples import Expected
 from partgcd.config.tree import Settings
 from partgcd.discovery.recluster import recluster, settle
 from partgcd.discovery.refresh import Features
-from partgcd.discovery.strangers import Expected
 
 SettingsOf = Callable[..., Settings]
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from partgcd.backbone.load import load_backbone
 from partgcd.backbone.tokens import TokenStore
+from partgcd.cluster.candidates import Candidates
 from partgcd.config.load import load_settings
 from partgcd.config.tree import BackboneSettings
 from partgcd.discovery import refresh
-from partgcd.discovery.candidates import Candidates
 from partgcd.discovery.refresh import Features, assign, compute_features, filtered_patches, refit_bank
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank

@@ -30,12 +30,12 @@ PIECES = """
 from partgcd.backbone.load import load_backbone
 from partgcd.config.load import load_settings
 from partgcd.config.tree import BackboneSettings
-from partgcd.discovery.candidates import select_candidates
+from partgcd.cluster.candidates import select_candidates
 from partgcd.discovery.predict import PartModel
-from partgcd.discovery.prototypes import calibrated_prototypes
+from partgcd.cluster.prototypes import calibrated_prototypes
 from partgcd.discovery.refresh import Features, assign
-from partgcd.discovery.shares import class_shares
-from partgcd.discovery.sinkhorn import sinkhorn
+from partgcd.cluster.shares import class_shares
+from partgcd.cluster.sinkhorn import sinkhorn
 from partgcd.discovery.starts import settle_clusters
 from partgcd.discovery.step import step_loss
 from partgcd.model.module import DiscoveryModel

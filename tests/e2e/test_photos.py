@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from partgcd.discovery.metrics import clustering_accuracy
+from partgcd.cluster.metrics import clustering_accuracy
 
 EPOCHS = 20
 BOUND = 0.42

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from partgcd.continual.naming import find_class
-from partgcd.continual.registry import Registry
-from partgcd.continual.roster import list_classes
 from partgcd.export.bundle import open_bundle
+from partgcd.registry.naming import find_class
+from partgcd.registry.roster import list_classes
+from partgcd.registry.versions import Registry
 
 LONG_KILLS = int(os.environ.get("PARTGCD_LONG_KILLS", "4"))
 SHORT_KILLS = int(os.environ.get("PARTGCD_SHORT_KILLS", "10"))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from partgcd.config.errors import UserError
+from partgcd.disk import lock
 from partgcd.export.bundle import building
-from partgcd.run import lock
 
 WRITES = """
 import sys, time

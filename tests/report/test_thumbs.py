@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from partgcd.parts.overlay import part_colour, rgb
+from partgcd.parts.tint import part_colour, rgb
 from partgcd.report.colours import category_colour
 from partgcd.report.thumbs import ImageBudget, part_overlay, part_shares, thumbnail
 

@@ -19,6 +19,7 @@ from safetensors.numpy import save
 from starlette.testclient import TestClient
 
 from partgcd.config.tree import Settings
+from partgcd.disk.files import write_bytes, write_text
 from partgcd.export.bundle import (
     BANK,
     CARD,
@@ -33,7 +34,6 @@ from partgcd.export.bundle import (
 from partgcd.export.graph_names import FEATURE, INPUT, OPSET, output_names
 from partgcd.export.manifest import Manifest
 from partgcd.export.parity import STORED
-from partgcd.run.files import write_bytes, write_text
 from partgcd.serving.app import build_app
 from partgcd.serving.logs import LOGGER, OTHERS
 from partgcd.serving.metrics import Metrics

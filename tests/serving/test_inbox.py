@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 from partgcd.config.errors import UserError
 from partgcd.data.scan import scan
+from partgcd.disk import files
 from partgcd.export.predictor import Answer, Choice
-from partgcd.run import files
 from partgcd.serving.inbox import LINES, Inbox
 from partgcd.serving.metrics import Metrics
 from partgcd.serving.settings import Collecting

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from partgcd.config.errors import UserError
-from partgcd.continual.registry import Registry
+from partgcd.registry.versions import Registry
 from partgcd.serving.settings import ServeSettings
 from partgcd.serving.sources import BundleSource, RegistrySource, open_source
 
@@ -85,7 +85,7 @@ def test_a_name_that_can_not_be_one_is_refused(registry: Registry, client_of: Cl
 def test_merged_classes_answer_as_one_and_say_where_they_went(
     registry: Registry, client_of: ClientOf, photos: dict[str, bytes]
 ) -> None:
-    from partgcd.continual.classes import merge
+    from partgcd.registry.edits import merge
 
     client = client_of(source=registry.path)
     before = client.post("/v1/classify?top_k=3", content=photos["grey"], headers=PNG).json()["results"][0][

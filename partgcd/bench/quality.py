@@ -1,0 +1,223 @@
+"""Runs the pending jobs of a plan, one result file each; what shares views shares the work of making them."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from partgcd.bench.plan import Job, Plan
+from partgcd.bench.sets import write_set
+from partgcd.config.errors import UserError
+from partgcd.config.load import flatten
+from partgcd.config.tree import Settings
+from partgcd.discovery.discover import build_catalog, discover
+from partgcd.discovery.task import Task
+from partgcd.disk.files import read_json, write_json
+from partgcd.run.device import pick_device, processor
+from partgcd.run.folder import RunFolder
+from partgcd.run.world import SoloWorld
+
+_SHARED = ("cache/evaluation", "cache/pool")
+_CATALOG = ("catalog.parquet", "truth.parquet", "quarantine.csv", "duplicates.csv")
+_MACHINE = ("train.device", "train.threads")
+"""Settings that decide how fast a result comes, not what it is measured on."""
+_TRAINING = ("loss.", "discovery.prototype_", "discovery.cluster_", "discovery.sinkhorn_", "discovery.marginal_",
+             "discovery.fusion_")  # fmt: skip
+"""Settings that decide nothing about which images a clustering of frozen features puts together."""
+
+
+def pending(plan: Plan, jobs: list[Job], results: Path) -> list[Job]:
+    """The jobs without a result, or with one of other settings or other images."""
+    return [job for job in jobs if not _fresh(plan, job, results)]
+
+
+def _fresh(plan: Plan, job: Job, results: Path) -> bool:
+    """Whether the result is there and was measured on the images and with the settings that the plan asks for."""
+    file = job.file(results)
+    if not file.exists():
+        return False
+    kept = read_json(file)
+    wanted = measured_settings(plan.settings(job, int(kept["classes"]["true"]), {}))
+    return bool(kept.get("drawn") == plan.sets[job.set].drawn()) and same_settings(kept["settings"], wanted)
+
+
+def same_settings(kept: dict[str, object], wanted: dict[str, object]) -> bool:
+    """Whether a result of the settings ``kept`` is one of those ``wanted``.
+
+    A setting that the result does not know came later, and its default is what the result was measured with (who
+    changes that default writes the old one into such results). One that it alone knows is gone.
+    """
+    default = measured_settings(Settings())
+    return all(kept.get(key, default.get(key)) == value for key, value in wanted.items())
+
+
+def measured_settings(settings: Settings) -> dict[str, object]:
+    """Dotted key to value of every setting that a result depends on, as JSON keeps them."""
+    method = settings.discovery.method
+    unused = () if method == "partgcd" else ("parts.",) if method == "simgcd" else ("parts.", *_TRAINING)
+    leaves = {
+        key: value
+        for key, value in flatten(settings).items()
+        if key not in _MACHINE and not key.startswith(unused)
+    }
+    kept: dict[str, object] = json.loads(json.dumps(leaves))
+    return kept
+
+
+def run_plan(
+    plan: Plan,
+    jobs: list[Job],
+    photos: Path,
+    results: Path,
+    work: Path,
+    machine: dict[str, object],
+    say: Callable[[str], None],
+    progress: Callable[..., None] | None = None,
+) -> list[Job]:
+    """Run what is pending; a run that was broken off goes on where it was.
+
+    Several processes may work on one plan in one ``work`` folder: each takes (set, backbone, seed) groups
+    that no other holds.
+
+    Args:
+        photos: folder of data sets.
+        results: folder of result files, written as they come.
+        work: scratch folder for runs and shared token stores (about 100 kB a view and image at 154 px).
+        machine: settings of this machine (device, threads).
+        say: prints a line.
+
+    Returns:
+        the jobs that other processes hold.
+
+    Raises:
+        Interrupted: a stop was asked for; what was done is kept.
+    """
+    held: list[Job] = []
+    groups: dict[tuple[str, str, int], list[Job]] = {}
+    for job in pending(plan, jobs, results):
+        groups.setdefault((job.set, job.backbone, job.seed), []).append(job)
+    for (name, backbone, seed), members in groups.items():
+        drawn = plan.sets[name].drawn()
+        ground = work / "ground" / f"{name}+{backbone.replace('/', '_')}+{seed}+{_digest(drawn)}"
+        ground.mkdir(parents=True, exist_ok=True)
+        with _claim(ground) as mine:
+            if not mine:
+                held += members
+                continue
+            manifest = ground / "set.csv"
+            classes = write_set(plan.sets[name], photos, manifest)
+            for job in pending(plan, members, results):
+                settings = plan.settings(job, classes, machine)
+                _run(job, settings, drawn, manifest, ground, results, work, say, progress)
+            shutil.rmtree(ground, ignore_errors=True)
+    return held
+
+
+@contextmanager
+def _claim(folder: Path) -> Iterator[bool]:
+    """Whether this process may work in ``folder``; the claim ends with the block or the process."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def _run(
+    job: Job,
+    settings: Settings,
+    drawn: dict[str, object],
+    manifest: Path,
+    ground: Path,
+    results: Path,
+    work: Path,
+    say: Callable[[str], None],
+    progress: Callable[..., None] | None,
+) -> None:
+    measured = measured_settings(settings)
+    name = f"{job.set}+{job.backbone.replace('/', '_')}+{job.method}+{job.seed}"
+    path = work / "runs" / f"{name}+{_digest(drawn | measured)}"
+    if (path / "run.json").exists():
+        run = RunFolder.open(path)
+    else:
+        run = RunFolder.create(path, settings, manifest, Task(manifest, "gcd").request())
+    for part in _SHARED:
+        _share(path / part, ground / part)
+    if (ground / _CATALOG[0]).exists():
+        _share(path / "store", ground / "store")
+        _copy_catalog(ground, path)
+    world = SoloWorld(run, pick_device(settings.train.device), progress)
+    with run.claimed(), world.stopping_on_signals():
+        build_catalog(run, settings, world)
+        if not (path / "store").is_symlink():
+            if (path / "store").exists():  # else a kill came right after the move
+                shutil.rmtree(ground / "store", ignore_errors=True)
+                (path / "store").rename(ground / "store")
+            _share(path / "store", ground / "store")
+            _copy_catalog(path, ground)
+        summary = discover(run, settings, world)
+    accuracy = summary["accuracy"]
+    if accuracy is None:
+        raise UserError(f"'{job.set}' has no truth to score against", 1)
+    last = run.read_metrics()[-1:]
+    write_json(job.file(results), {
+        "set": job.set, "backbone": job.backbone, "method": job.method, "seed": job.seed,
+        "drawn": drawn, "settings": measured,
+        "accuracy": {key: accuracy[key] for key in ("set", "v2", "heads", "nmi", "ari")},
+        "purity": [point["purity"] for point in accuracy["curve"]],
+        "curve": [round(point["all"], 4) for point in accuracy["curve"]],
+        "classes": {"true": accuracy["true_classes"], "used": summary["classes"]["total"],
+                    "empty": summary["classes"]["empty"], "estimate": run.info().get("class_estimate")},
+        "parts": summary["parts"],
+        "images": summary["images"],
+        "seconds": {**summary["seconds"],
+                    "steps": round(sum(line["seconds"]["steps"] for line in run.read_metrics()), 1)},
+        "peak_memory_mb": last[0]["peak_memory_mb"] if last else None,
+        "machine": {"processor": processor(), "cores": os.cpu_count(),
+                    "device": run.info()["device"], "precision": run.info()["precision"]},
+        "code": run.info()["git"],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    })  # fmt: skip
+    shutil.rmtree(path, ignore_errors=True)
+    v2 = accuracy["v2"]
+    figures = "/".join("-" if v2[k] is None else f"{100 * v2[k]:.1f}" for k in ("all", "old", "new"))
+    say(
+        f"{job.set} {job.backbone} {job.method} seed {job.seed}: {figures}, {summary['seconds']['total']:.0f} s"
+    )
+
+
+def _digest(value: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _copy_catalog(source: Path, target: Path) -> None:
+    if (target / _CATALOG[0]).exists():
+        return
+    for file in reversed(_CATALOG):  # the catalog last: its presence says that all are there
+        if (source / file).exists():
+            shutil.copyfile(source / file, target / file)
+
+
+def _share(link: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.is_symlink():
+        link.symlink_to(target.resolve(), target_is_directory=True)
+
+
+def results_of(plan: Plan, jobs: list[Job], results: Path) -> list[dict[str, Any]]:
+    """The results there are of ``jobs``; ones of other settings are left out."""
+    return [read_json(job.file(results)) for job in jobs if _fresh(plan, job, results)]

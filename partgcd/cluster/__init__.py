@@ -1,0 +1,1 @@
+"""Algorithms on arrays, without state: clustering, matching, nearest neighbours, metrics."""

@@ -1,0 +1,1 @@
+"""Sample images: a drawn field guide with known parts."""

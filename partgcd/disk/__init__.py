@@ -1,0 +1,1 @@
+"""Atomic files and locks: the only home of either."""

@@ -1,0 +1,1 @@
+"""When a rediscovery is due, and the system timers that ask."""
