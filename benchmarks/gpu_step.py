@@ -34,12 +34,14 @@ from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
 from partgcd.data.views import random_crops
 from partgcd.discovery.fit import fill_pool, view_tokens
-from partgcd.discovery.refresh import BATCH, assign, compute_features, refit_bank
+from partgcd.discovery.predict import PartModel
+from partgcd.discovery.refresh import BATCH, Look, assign, compute_features, refit_bank
 from partgcd.discovery.setup import Setup, prepare
-from partgcd.discovery.step import step_loss
+from partgcd.discovery.step import Trainee, Views, step_loss
+from partgcd.methods.method import Moment
 from partgcd.run.device import pick_device
 from partgcd.run.folder import RunFolder
-from partgcd.run.world import SoloWorld
+from partgcd.run.world import ALONE, SoloWorld
 
 _THREADS = min(8, os.cpu_count() or 1)
 
@@ -71,10 +73,13 @@ class Bench:
     def descend(self, tokens: Tensor, rows: NDArray[np.int64]) -> None:
         """Losses, gradient and step, the same for both sides."""
         picked = torch.from_numpy(rows).to(self.device)
-        loss = step_loss(
-            self.setup.model, self.setup.part_model(self.bank), tokens, self.setup.labels[picked],
-            self.assigned[picked], self.settings, 1.0, 0.05, True, self.setup.autocast,
-        )  # fmt: skip
+        setup = self.setup
+        assert setup.course is not None
+        trainee = Trainee(
+            setup.model, setup.part_model(self.bank), setup.course, self.settings, setup.autocast
+        )
+        views = Views(tokens, self.assigned[picked], picked, setup.labels[picked], [len(rows)])
+        loss = step_loss(trainee, views, Moment(0.05, 1.0, True), ALONE)
         self.optimiser.zero_grad(set_to_none=True)
         loss.total.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
@@ -143,16 +148,15 @@ class Bench:
         for _ in range(2):
             began = self.now()
             setup = self.setup
-            features = compute_features(
-                setup.model, setup.evaluation, self.device, setup.autocast, lambda done, total: None
-            )
+            look = Look(setup.evaluation, self.device, setup.autocast, lambda done, total: None)
+            features = compute_features(setup.model, look)
             assignment = assign(setup.model, features, setup.labels, setup.old, self.settings)
             middle = self.now()
             assert self.bank is not None and setup.projection is not None
+            before = PartModel(self.bank, setup.projection)
             self.bank, _, _ = refit_bank(
-                setup.model, setup.evaluation, setup.projection, self.bank, assignment.candidates,
-                features.attention, self.settings, self.device,
-            )  # fmt: skip
+                setup.model, before, assignment.candidates, features.attention, self.settings, look
+            )
             self.assigned = assignment.assigned
             found = (middle - began, self.now() - middle)
         return found

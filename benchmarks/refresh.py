@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from partgcd.backbone.load import load_backbone
-from partgcd.backbone.tokens import TokenStore, fill, generations
+from partgcd.backbone.tokens import Material, TokenStore, fill, generations
 from partgcd.config.tree import BackboneSettings, Settings
 from partgcd.data.pixels import PixelStore
-from partgcd.discovery.refresh import BATCH, compute_features
+from partgcd.discovery.refresh import BATCH, Look, compute_features
 from partgcd.model.module import DiscoveryModel
 from partgcd.run.device import autocast, pick_device
 
@@ -56,19 +56,15 @@ def main() -> None:
             store = TokenStore(Path(scratch), args.images, 1, (shape[0], shape[1]), precision)
             fill(
                 store,
-                backbone,
-                pixels,
-                keys,
+                Material(backbone, pixels, keys, cast, device),
                 generations(1, 1, args.images, 0.0),
                 None,
-                cast,
-                device,
                 _silent,
             )
             best = {"stored": float("inf"), "whole": float("inf")}
             for _ in range(args.rounds):
                 began = time.perf_counter()
-                stored = compute_features(model, store, device, cast, _silent)
+                stored = compute_features(model, Look(store, device, cast, _silent))
                 best["stored"] = min(best["stored"], time.perf_counter() - began)
                 began = time.perf_counter()
                 whole = _whole_forward(model, pixels, args.images, args.image_size, device, cast)

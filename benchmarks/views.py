@@ -23,11 +23,12 @@ from partgcd.data.catalog import Catalog
 from partgcd.discovery.discover import build_catalog
 from partgcd.discovery.fit import fill_pool, view_tokens
 from partgcd.discovery.setup import Setup, prepare
-from partgcd.discovery.step import step_loss
+from partgcd.discovery.step import Trainee, Views, step_loss
 from partgcd.discovery.task import Task
+from partgcd.methods.method import Moment
 from partgcd.run.device import pick_device
 from partgcd.run.folder import RunFolder
-from partgcd.run.world import SoloWorld
+from partgcd.run.world import ALONE, SoloWorld
 
 
 def main() -> None:
@@ -104,10 +105,10 @@ def _descend(
 ) -> None:
     labels = setup.labels[torch.from_numpy(rows)]
     assigned = labels.clamp_min(0)
-    loss = step_loss(
-        setup.model, setup.part_model(setup.bank), tokens, labels, assigned, setup.settings, 2.0, 0.05, True,
-        setup.autocast,
-    )  # fmt: skip
+    assert setup.course is not None
+    trainee = Trainee(setup.model, setup.part_model(setup.bank), setup.course, setup.settings, setup.autocast)
+    views = Views(tokens, assigned, torch.from_numpy(rows), labels, [len(rows)])
+    loss = step_loss(trainee, views, Moment(0.05, 2.0, True), ALONE)
     optimiser.zero_grad(set_to_none=True)
     loss.total.backward()  # type: ignore[no-untyped-call]
     optimiser.step()

@@ -28,8 +28,10 @@ from partgcd.backbone.tokens import CHUNK, TokenStore
 from partgcd.config.load import load_settings
 from partgcd.config.tree import BackboneSettings, Settings
 from partgcd.discovery.predict import PartModel
-from partgcd.discovery.refresh import assign, compute_features, refit_bank
-from partgcd.discovery.step import step_loss
+from partgcd.discovery.refresh import Look, assign, compute_features, refit_bank
+from partgcd.discovery.step import Trainee, Views, step_loss
+from partgcd.methods import partgcd
+from partgcd.methods.method import Moment, Scene
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.mixture import Mixture
@@ -114,6 +116,7 @@ def measure(rank: int, case: Case, folder: Path, meeting: Path, rounds: int) -> 
         torch.full((PARTS, 32), 0.02),
     )
     bank = GMMBank.all_shared(shared, case.classes)
+    course = partgcd.begin(Scene(model, labels, old, settings))
     trained = [value for value in model.parameters() if value.requires_grad]
     optimiser = torch.optim.SGD(trained, lr=1e-4)
     seconds: dict[str, list[float]] = {"step": [], "features": [], "assign": [], "mixtures": []}
@@ -121,18 +124,18 @@ def measure(rank: int, case: Case, folder: Path, meeting: Path, rounds: int) -> 
     def timed(name: str, began: float) -> None:
         seconds[name].append(max(world.all_gather_object(time.perf_counter() - began)))
 
+    look = Look(store, CPU, cast, lambda done, total: None, world)
     for number in range(rounds):
         world.barrier()
         began = time.perf_counter()
-        features = compute_features(model, store, CPU, cast, lambda done, total: None, world)
+        features = compute_features(model, look)
         timed("features", began)
         began = time.perf_counter()
         assignment = assign(model, features, labels, old, settings, world)
         timed("assign", began)
         began = time.perf_counter()
-        made, _, _ = refit_bank(
-            model, store, projection, bank, assignment.candidates, features.attention, settings, CPU, world
-        )
+        before = PartModel(bank, projection)
+        made, _, _ = refit_bank(model, before, assignment.candidates, features.attention, settings, look)
         timed("mixtures", began)
         rows = np.random.default_rng(number).integers(0, case.images, (STEPS, BATCH))
         world.barrier()
@@ -140,11 +143,13 @@ def measure(rank: int, case: Case, folder: Path, meeting: Path, rounds: int) -> 
         for batch in rows:
             shares = np.array_split(batch, case.workers)
             mine = np.concatenate([shares[rank], shares[rank]])
-            loss = step_loss(
-                model, PartModel(made, projection), store.read(mine, CPU), labels[torch.from_numpy(batch)],
-                assignment.assigned[torch.from_numpy(shares[rank])], settings, 1.0, 0.05, True, cast, world,
+            whole = torch.from_numpy(batch)
+            views = Views(
+                store.read(mine, CPU), assignment.assigned[torch.from_numpy(shares[rank])], whole, labels[whole],
                 [len(share) for share in shares],
             )  # fmt: skip
+            trainee = Trainee(model, PartModel(made, projection), course, settings, cast)
+            loss = step_loss(trainee, views, Moment(0.05, 1.0, True), world)
             optimiser.zero_grad(set_to_none=True)
             loss.total.backward()  # type: ignore[no-untyped-call]
             world.sum_gradients(trained)

@@ -24,7 +24,9 @@ _DATA = "Class folders plus an 'unlabelled' one, labelled/ and unlabelled/, a fl
 def train(
     data: Annotated[Path | None, typer.Option(help=_DATA, show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/<id> if not given.")] = None,
-    method: Annotated[str | None, typer.Option(help="partgcd, simgcd, gcd or kmeans.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="partgcd, simgcd, gcd, kmeans, or another: see the guide.")
+    ] = None,
     backbone: Annotated[
         str | None, typer.Option(help="timm name or offline/...; auto picks by device.")
     ] = None,
@@ -132,8 +134,10 @@ def train(
     if data is None:
         raise UserError("name the images with --data FOLDER (or a manifest), or a run to go on with --resume")
     from partgcd.discovery.task import Task
+    from partgcd.methods.known import method_of
 
     settings = load_settings(preset or "default", config, assign, flags)
+    method_of(settings)
     task = Task(data, protocol, split)
     task.check()
     if repeats > 1:

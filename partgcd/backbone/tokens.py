@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -147,22 +147,31 @@ def generations(epoch: int, slots: int, rows: int, share: float) -> NDArray[np.i
     return np.floor((epoch - 1) * share + phase).astype(np.int64).reshape(slots, chunks)
 
 
+class Material(NamedTuple):
+    """What tokens are made of: pixels of N images, through a frozen trunk on ``device``.
+
+    Attributes:
+        keys: [N] image identities, which decide the crops of random views.
+    """
+
+    backbone: Backbone
+    pixels: PixelStore
+    keys: NDArray[np.uint64]
+    autocast: Callable[[], torch.autocast]
+    device: torch.device
+
+
 def fill(
     store: TokenStore,
-    backbone: Backbone,
-    pixels: PixelStore,
-    keys: NDArray[np.uint64],
+    material: Material,
     generation: NDArray[np.int64],
     seed: int | None,
-    autocast: Callable[[], torch.autocast],
-    device: torch.device,
     tick: Callable[[int, int], None],
     share_out: Callable[[list[tuple[int, int]]], list[tuple[int, int]]] | None = None,
 ) -> bool:
     """Compute whatever ``store`` lacks of ``generation``.
 
     Args:
-        keys: [N] image identities; with ``seed`` they decide the crops.
         generation: [slots, chunks] wanted generations.
         seed: None for the evaluation view (centre crop), else the seed of the random views.
         tick: called with (done, total) chunks; it may raise to stop.
@@ -172,6 +181,7 @@ def fill(
     Returns:
         Whether anything was lacking.
     """
+    backbone, pixels, keys, autocast, device = material
     size = backbone.info.image_size
     lacking = store.missing(generation)
     missing = share_out(lacking) if share_out is not None else lacking

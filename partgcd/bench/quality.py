@@ -21,6 +21,7 @@ from partgcd.config.tree import Settings
 from partgcd.discovery.discover import build_catalog, discover
 from partgcd.discovery.task import Task
 from partgcd.disk.files import read_json, write_json
+from partgcd.methods.known import method_of
 from partgcd.run.device import pick_device, processor
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import SoloWorld
@@ -61,8 +62,8 @@ def same_settings(kept: dict[str, object], wanted: dict[str, object]) -> bool:
 
 def measured_settings(settings: Settings) -> dict[str, object]:
     """Dotted key to value of every setting that a result depends on, as JSON keeps them."""
-    method = settings.discovery.method
-    unused = () if method == "partgcd" else ("parts.",) if method == "simgcd" else ("parts.", *_TRAINING)
+    method = method_of(settings)
+    unused = () if method.parts else ("parts.",) if method.begin is not None else ("parts.", *_TRAINING)
     leaves = {
         key: value
         for key, value in flatten(settings).items()

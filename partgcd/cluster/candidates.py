@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partgcd.config.errors import UserError
-from partgcd.run.world import World, share_of
+from partgcd.run.world import ALONE, Ranks, share_of
 
 Mode = Literal["prediction", "sinkhorn", "prototypes", "calibrated"]
 Search = Literal["auto", "faiss", "dense"]
@@ -24,20 +24,41 @@ Search = Literal["auto", "faiss", "dense"]
 CHUNK = 8192  # images of one matrix product
 BLOCK = 64  # classes scored at once by the dense search
 SLACK = 16  # images fetched beyond the wanted number, so that rounding in a search decides nothing
-RECALL_CLASSES = 16  # classes on which an approximate index is compared with the flat one
 
 
 @dataclass(frozen=True)
 class Candidates:
     """Pairs of image and class, ordered by class; within a new class the best image comes first.
 
-    An image is a candidate of every new class that ranks it high enough. ``recall`` is the share of the exact
-    candidates that the search found: 1 unless an approximate index was asked for.
+    An image is a candidate of every new class that ranks it high enough.
     """
 
     rows: Tensor  # [M] int64
     classes: Tensor  # [M] int64
-    recall: float = 1.0
+
+
+class Scores(NamedTuple):
+    """What candidates are ranked by, of this rank's share of the images (`share_of`).
+
+    Shape:
+        features: [N, D] class tokens; log_p: [N, C] log of the model's prediction; q: [N, C] the adjusted one;
+        prototypes: [C, D], None where the mode needs none.
+    """
+
+    features: Tensor
+    log_p: Tensor
+    q: Tensor
+    prototypes: Tensor | None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How candidates are ranked, and how many a new class gets (`candidates_per_class`)."""
+
+    mode: Mode
+    count: int
+    temperature: float = 1.0
+    search: Search = "auto"
 
 
 def candidates_per_class(labels: Tensor, old: int, classes: int, gamma: float) -> int:
@@ -83,32 +104,14 @@ def _augmented(features: Tensor, log_norm: Tensor) -> np.ndarray[Any, np.dtype[n
 
 
 def _faiss_shortlist(
-    faiss: Any, features: Tensor, log_norm: Tensor, queries: Tensor, count: int, approximate: bool
-) -> tuple[list[Tensor], float]:
-    """The rows a FAISS inner-product search returns for every query, and the recall of that search."""
+    faiss: Any, features: Tensor, log_norm: Tensor, queries: Tensor, count: int
+) -> list[Tensor]:
+    """The rows that FAISS's flat inner-product search returns for every query."""
     vectors = _augmented(features, log_norm)
     wanted = _augmented(queries, -torch.ones_like(queries[:, 0]))
-    flat = faiss.IndexFlatIP(vectors.shape[1])
-    index = flat
-    if approximate:
-        # About sqrt(N) cells, an eighth of them visited.
-        cells = max(1, math.isqrt(len(vectors)))
-        index = faiss.IndexIVFFlat(
-            faiss.IndexFlatIP(vectors.shape[1]), vectors.shape[1], cells, faiss.METRIC_INNER_PRODUCT
-        )
-        index.train(vectors)
-        index.nprobe = max(1, cells // 8)
+    index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors)
-    found = index.search(wanted, count)[1]
-    recall = 1.0
-    if approximate:
-        sample = np.linspace(0, len(wanted) - 1, min(RECALL_CLASSES, len(wanted))).astype(np.int64)
-        flat.add(vectors)
-        truth = flat.search(wanted[sample], count)[1]
-        hits = sum(len(np.intersect1d(a, b)) for a, b in zip(found[sample], truth, strict=True))
-        recall = hits / truth.size
-    # -1 fills up where the visited cells held fewer vectors than asked for.
-    return [torch.from_numpy(row[row >= 0]).to(features.device) for row in found], recall
+    return [torch.from_numpy(row).to(features.device) for row in index.search(wanted, count)[1]]
 
 
 def _dense_shortlist(features: Tensor, log_norm: Tensor, queries: Tensor, count: int) -> list[Tensor]:
@@ -126,18 +129,14 @@ def retrieve(
     count: int,
     temperature: float = 1.0,
     search: Search = "auto",
-    approximate_above: int | None = None,
-) -> tuple[list[Tensor], list[Tensor], float]:
+) -> tuple[list[Tensor], list[Tensor]]:
     """The images most probably of each wanted class under p~ = softmax(W~^T f / temperature) (Eq. 6).
 
     A search, by FAISS or dense, only makes a shortlist a few images longer than wanted; the rank in it is
     computed once more in float64, with ties going to the smaller row, so that both searches give one answer.
-    ``approximate_above`` allows an inverted-file index when there are more images than that (None: never). It
-    needs FAISS; its recall, measured against the flat index on a few classes, is the second result.
 
     Shape: features [N, D], L2-normalised inside; prototypes [C, D], used as they are; wanted [n] classes
-    -> n tensors of min(count, N) int64 rows, best first; as many of their scores, float64; and the recall, 1.0
-    for an exact search.
+    -> n tensors of min(count, N) int64 rows, best first; and as many of their scores, float64.
 
     Raises UserError where ``search`` is 'faiss' and the package is missing ('auto' then searches densely).
     """
@@ -149,18 +148,16 @@ def retrieve(
         )
     if not len(wanted) or not len(features):
         nothing = torch.empty(0, dtype=torch.int64, device=features.device)
-        return [nothing for _ in wanted], [nothing.double() for _ in wanted], 1.0
+        return [nothing for _ in wanted], [nothing.double() for _ in wanted]
     unit = F.normalize(features.float(), dim=1)
     scaled = prototypes.float() / temperature
     log_norm = torch.cat([(rows @ scaled.T).logsumexp(dim=1) for rows in torch.split(unit, CHUNK)])
     queries = scaled[wanted]
     longer = min(len(unit), count + SLACK)
-    recall = 1.0
     if faiss is None:
         shortlists = _dense_shortlist(unit, log_norm, queries, longer)
     else:
-        approximate = approximate_above is not None and len(unit) > approximate_above
-        shortlists, recall = _faiss_shortlist(faiss, unit, log_norm, queries, longer, approximate)
+        shortlists = _faiss_shortlist(faiss, unit, log_norm, queries, longer)
     best: list[Tensor] = []
     scores: list[Tensor] = []
     for rows, query in zip(shortlists, queries, strict=True):
@@ -170,11 +167,11 @@ def retrieve(
         top = arg_top(exact[:, None], count)[0]
         best.append(ordered[top])
         scores.append(exact[top])
-    return best, scores, recall
+    return best, scores
 
 
 def merge_ranked(
-    rows: list[Tensor], scores: list[Tensor], count: int, first: int, world: World
+    rows: list[Tensor], scores: list[Tensor], count: int, first: int, world: Ranks
 ) -> list[Tensor]:
     """The best of what every rank found among its own images; of equal scores the smaller row wins.
 
@@ -198,60 +195,44 @@ def merge_ranked(
 
 
 def select_candidates(
-    mode: Mode,
-    features: Tensor,
-    log_p: Tensor,
-    q: Tensor,
-    prototypes: Tensor | None,
-    labels: Tensor,
-    old: int,
-    count: int,
-    temperature: float = 1.0,
-    search: Search = "auto",
-    approximate_above: int | None = None,
-    world: World | None = None,
+    scores: Scores, labels: Tensor, old: int, wanted: Wanted, world: Ranks = ALONE
 ) -> Candidates:
-    """The candidates of every class: labelled images for old ones, the top ``count`` unlabelled for new ones.
+    """The candidates of every class: labelled images for old ones, the best unlabelled ones for new ones.
 
-    ``mode`` says what ranks the unlabelled images (the paper's ablation of candidate selection): 'prediction'
+    The mode says what ranks the unlabelled images (the paper's ablation of candidate selection): 'prediction'
     the model's prediction (Eq. 4); 'sinkhorn' the adjusted prediction; 'prototypes' and 'calibrated' the
     nearness to class prototypes (Eq. 6) that were averaged under the plain or under the adjusted prediction
-    (Eq. 5). Only the last two search, and only they need ``prototypes``; the first two read their scores off.
-    Where no image is labelled every class is new. ``count`` is `candidates_per_class`, cut here to the number
-    of unlabelled images.
+    (Eq. 5). Only the last two search, and only they need prototypes; the first two read their scores off.
+    Where no image is labelled every class is new. The number wanted is cut to that of unlabelled images.
 
-    In a ``world`` of many ranks ``features``, ``log_p`` and ``q`` hold this rank's share of the images alone
-    (`share_of`); the answer is of all.
+    Shape:
+        labels: [N] int64 of all images, -1 for an unlabelled one; the answer is of all images, too.
 
-    Shape: features [N, D] class tokens; log_p [N, C] log of the model's prediction; q [N, C] the adjusted
-    prediction; prototypes [C, D]; labels [N] int64, -1 for an unlabelled image, always of all images.
-
-    Raises ValueError where prototypes are needed and missing, UserError as `retrieve` does.
+    Raises:
+        ValueError: prototypes are needed and missing.
+        UserError: as `retrieve` does.
     """
     labelled = (labels >= 0).nonzero().squeeze(1)
     labelled = labelled[labels[labelled].sort(stable=True).indices]
     unlabelled = (labels < 0).nonzero().squeeze(1)
     share = share_of(len(labels), world)
     here = unlabelled[(unlabelled >= share.start) & (unlabelled < share.stop)] - share.start
-    new = torch.arange(old if len(labelled) else 0, log_p.shape[1], device=labels.device)
-    recall = 1.0
-    if mode == "prediction" or mode == "sinkhorn":
-        told = (log_p if mode == "prediction" else q)[here][:, new]
-        found = list(arg_top(told, count))
-        scores = [told[rows, column] for column, rows in enumerate(found)]
-    elif prototypes is None:
-        raise ValueError(f"candidates by {mode!r} need class prototypes")
+    new = torch.arange(old if len(labelled) else 0, scores.log_p.shape[1], device=labels.device)
+    if wanted.mode == "prediction" or wanted.mode == "sinkhorn":
+        likely = (scores.log_p if wanted.mode == "prediction" else scores.q)[here][:, new]
+        best = list(arg_top(likely, wanted.count))
+        reached = [likely[rows, column] for column, rows in enumerate(best)]
+    elif scores.prototypes is None:
+        raise ValueError(f"candidates by {wanted.mode!r} need class prototypes")
     else:
-        found, scores, recall = retrieve(
-            features[here], prototypes, new, count, temperature, search, approximate_above
+        best, reached = retrieve(
+            scores.features[here], scores.prototypes, new, wanted.count, wanted.temperature, wanted.search
         )
-    if world is not None and world.size > 1 and len(new):
+    if world.size > 1 and len(new):
         before = int((unlabelled < share.start).sum())
-        found = merge_ranked(found, scores, count, before, world)
-        recall = sum(world.all_gather_object(recall)) / world.size
-    sizes = torch.tensor([len(rows) for rows in found], dtype=torch.int64, device=labels.device)
+        best = merge_ranked(best, reached, wanted.count, before, world)
+    sizes = torch.tensor([len(rows) for rows in best], dtype=torch.int64, device=labels.device)
     return Candidates(
-        rows=torch.cat([labelled, *(unlabelled[rows] for rows in found)]),
+        rows=torch.cat([labelled, *(unlabelled[rows] for rows in best)]),
         classes=torch.cat([labels[labelled], new.repeat_interleave(sizes)]),
-        recall=recall,
     )

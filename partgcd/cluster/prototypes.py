@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from partgcd.run.world import World
+from partgcd.run.world import ALONE, Ranks
 
 CHUNK = 8192  # images of one matrix product; bounds the extra memory
 
 
 def calibrated_prototypes(
-    features: Tensor, q: Tensor, top_if_empty: int, normalise: bool = True, world: World | None = None
+    features: Tensor, q: Tensor, top_if_empty: int, normalise: bool = True, world: Ranks = ALONE
 ) -> Tensor:
     """W~: the mean of the features of the images predicted to a class, weighted by the prediction (Eq. 5).
 
@@ -36,7 +36,7 @@ def calibrated_prototypes(
     Raises ValueError for no images or ``top_if_empty`` < 1.
     """
     images, classes = q.shape
-    many = world is not None and world.size > 1
+    many = world.size > 1
     if (not images and not many) or top_if_empty < 1:
         raise ValueError(
             f"prototypes need at least one image and top_if_empty >= 1, got {images}, {top_if_empty}"
@@ -51,14 +51,14 @@ def calibrated_prototypes(
         total += (weights.T @ rows).double()
         weight += weights.sum(dim=0, dtype=torch.float64)
         members += torch.bincount(chosen, minlength=classes)
-    if world is not None and many:
+    if many:
         joined = world.all_reduce(torch.cat([total, weight[:, None], members[:, None].double()], dim=1))
         total, weight, members = joined[:, :-2].contiguous(), joined[:, -2], joined[:, -1]
     empties = (members == 0).nonzero().flatten()
     if not len(empties):
         return _mean(total, weight, normalise)
     columns, first = q[:, empties], 0
-    if world is not None and many:
+    if many:
         first = sum(world.all_gather_object(len(columns))[: world.rank])
         columns = world.all_gather(columns)
     filled = torch.zeros(len(empties), features.shape[1], dtype=torch.float64, device=features.device)
@@ -70,7 +70,7 @@ def calibrated_prototypes(
         weight[empties[place]] = weights.sum()
         here = (top >= first) & (top < first + images)
         filled[place] = weights[here] @ unit[top[here] - first].double()
-    total[empties] = world.all_reduce(filled) if world is not None else filled
+    total[empties] = world.all_reduce(filled)
     return _mean(total, weight, normalise)
 
 

@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from partgcd.run.world import World, share_of
+from partgcd.run.world import ALONE, Ranks, share_of
 
 
 def class_shares(
-    log_p: Tensor, labels: Tensor, old: int, power: float | Literal["auto"], world: World | None = None
+    log_p: Tensor, labels: Tensor, old: int, power: float | Literal["auto"], world: Ranks = ALONE
 ) -> Tensor | None:
     """The classes' masses under the prediction to ``power``; None where all get the same.
 
@@ -32,9 +32,7 @@ def class_shares(
     unlabelled = labels[share.start : share.stop] < 0
     p = log_p.double().exp()
     masses = torch.stack([p[~unlabelled].sum(dim=0), p[unlabelled].sum(dim=0)])
-    if world is not None:
-        masses = world.all_reduce(masses)
-    masses = masses.clamp_min(torch.finfo(masses.dtype).tiny)
+    masses = world.all_reduce(masses).clamp_min(torch.finfo(masses.dtype).tiny)
     mass = masses.sum(dim=0)
     if power == "auto":
         spread = size_spread(torch.bincount(labels[labels >= 0], minlength=old)[:old], masses[1, :old])

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from partgcd.run.world import World
+from partgcd.run.world import ALONE, Ranks
 
 CHUNK = 8192  # images whose scores are held twice; bounds the extra memory, not the result
 LARGEST = 1e30  # of a score; beyond it sums of scores and potentials would leave float32
 
 
-def _shares(marginals: Tensor | None, scores: Tensor, world: World | None) -> Tensor:
+def _shares(marginals: Tensor | None, scores: Tensor, world: Ranks) -> Tensor:
     """The classes' shares of the images, [C] float64 summing to 1; 0 for a class that no image can take."""
     classes = scores.shape[1]
     if marginals is None:
@@ -29,7 +29,7 @@ def _shares(marginals: Tensor | None, scores: Tensor, world: World | None) -> Te
         if not bool((torch.isfinite(shares) & (shares >= 0)).all()) or float(shares.sum()) <= 0:
             raise ValueError("marginals must be finite, at least 0 and not all 0")
     takers = (scores if len(scores) else scores.new_full((1, classes), -math.inf)).amax(dim=0) > -math.inf
-    if world is not None and world.size > 1:
+    if world.size > 1:
         takers = world.all_reduce(takers.double()) > 0
     possible = shares * takers
     if float(possible.sum()) > 0:
@@ -43,7 +43,7 @@ def sinkhorn(
     tolerance: float = 1e-3,
     marginals: Tensor | None = None,
     overwrite: bool = False,
-    world: World | None = None,
+    world: Ranks = ALONE,
 ) -> Tensor:
     """The predictions closest to ``log_p`` (in KL) whose classes have the given mass, as log-probabilities.
 
@@ -72,9 +72,9 @@ def sinkhorn(
     log_q = log_p.detach().to(dtype)
     if not overwrite and log_q.data_ptr() == log_p.data_ptr():
         log_q = log_q.clone()
-    many = world is not None and world.size > 1
+    many = world.size > 1
     images = len(log_q)
-    if world is not None and many:
+    if many:
         images = int(world.all_reduce(torch.tensor([images], device=log_q.device)))
     if not images:
         return log_q
@@ -98,7 +98,7 @@ def sinkhorn(
         for chunk in torch.split(log_q, CHUNK):
             normalised = F.log_softmax(chunk + potential.to(dtype), dim=1)
             log_mass = torch.logaddexp(log_mass, normalised.logsumexp(dim=0).double())
-        if world is not None and many:
+        if many:
             log_mass = world.all_gather(log_mass[None], [1] * world.size).logsumexp(dim=0)
         excess = torch.where(in_play, log_mass - log_target, 0.0)
         if float(excess.expm1().abs().max()) <= tolerance:

@@ -212,8 +212,9 @@ class PartSettings(Section):
 
 
 class DiscoverySettings(Section):
-    method: Literal["partgcd", "simgcd", "gcd", "kmeans"] = Field(
+    method: str = Field(
         "partgcd",
+        pattern=r"^[a-z][a-z0-9-]{0,30}$",
         description="What finds the categories; 'gcd' is semi-supervised k-means on frozen features.",
     )
     classes: int | Literal["auto"] = Field("auto", description="Number of categories, old and new together.")

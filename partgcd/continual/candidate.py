@@ -258,7 +258,7 @@ def train(
         tokens, _labelled_of(catalog, parted), memory.seen, parted.held.keys, parted.held_classes, parted.held.labelled,
         parted.held.tokens,
     ))  # fmt: skip
-    write_model(run, fitted)
+    write_model(run, fitted.setup.model, fitted.parts)
     write_outputs(run, catalog, answers, records)
     run.update(status="finished")
     part = torch.from_numpy(answers.feature) if answers.feature is not None else None

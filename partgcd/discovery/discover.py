@@ -13,13 +13,14 @@ from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
 from partgcd.data.ingest import ingest
 from partgcd.data.truth import read_truth
-from partgcd.discovery.baselines import gcd, kmeans
 from partgcd.discovery.evaluate import evaluate_run
 from partgcd.discovery.fit import fit
 from partgcd.discovery.outputs import Answers, answer_all, write_model, write_outputs
 from partgcd.discovery.setup import stopping_ticker
 from partgcd.discovery.task import Task, listing_of
+from partgcd.discovery.untrained import cluster_untrained
 from partgcd.disk.files import read_json, write_bytes, write_json
+from partgcd.methods.known import method_of
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import World
 
@@ -40,22 +41,22 @@ def discover(run: RunFolder, settings: Settings, world: World) -> dict[str, Any]
     if world.all_gather_object(run.summary.exists())[0]:
         summary: dict[str, Any] = read_json(run.summary)
         return summary
-    began = time.perf_counter()
+    method, began = method_of(settings), time.perf_counter()
     with world.together():
         catalog = build_catalog(run, settings, world) if world.rank == 0 else None
     if catalog is None:
         catalog = Catalog.load(run.path)
     check_enough(catalog, settings)
     ingested = time.perf_counter()
-    clustering = {"kmeans": kmeans, "gcd": gcd}.get(settings.discovery.method)
-    if clustering is not None:
-        answers = clustering(settings, catalog, world)
+    if method.cluster is not None:
+        model, answers = cluster_untrained(settings, catalog, world)
+        parts = None
     else:
         fitted = fit(settings, catalog, world)
+        model, parts = fitted.setup.model, fitted.parts
         answers = answer_all(fitted, settings, world)
-        if world.rank == 0:
-            write_model(run, fitted)
     if world.rank == 0:
+        write_model(run, model, parts)
         _conclude(run, settings, catalog, answers, began, ingested)
     world.barrier()
     summary = read_json(run.summary)
@@ -142,7 +143,7 @@ def check_enough(catalog: Catalog, settings: Settings) -> None:
             "(a folder 'unlabelled', or empty labels), or use --protocol gcd to measure on labelled ones"
         )
     k = settings.parts.count_max if settings.parts.count == "auto" else settings.parts.count
-    if settings.discovery.method == "partgcd" and len(catalog) < k:
+    if method_of(settings).parts and len(catalog) < k:
         raise UserError(
             f"{len(catalog)} images are fewer than the {k} parts a class: add images, lower parts.count "
             "(or parts.count_max), or use --method simgcd"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,42 +25,35 @@ def class_sizes(predicted: Tensor, classes: int) -> dict[str, float]:
     }
 
 
-def unlabelled_loss(loss: dict[str, float]) -> float:
+def unlabelled_loss(loss: Mapping[str, float]) -> float:
     """What grades a checkpoint without a label: the losses that unlabelled images have, class head and contrast."""
     return sum(loss[name] for name in ("cls_unsupervised", "mean_entropy", "rep_unsupervised"))
 
 
+class Pace(NamedTuple):
+    """How fast an epoch went: what took how many seconds (``steps`` among it), and the images its steps have seen."""
+
+    seconds: Mapping[str, float]
+    images: int
+    device: torch.device
+
+
 def epoch_line(
-    epoch: int,
-    sums: Mapping[str, float],
-    extra: Mapping[str, Any],
-    steps: int,
-    lr: float,
-    teacher_temperature: float,
-    seconds: Mapping[str, float],
-    images: int,
-    device: torch.device,
+    epoch: int, rates: Mapping[str, float], losses: Mapping[str, float], extra: Mapping[str, Any], pace: Pace
 ) -> dict[str, Any]:
     """The line of ``epoch``.
 
     Args:
-        sums: of every step's ``loss.*`` terms and of ``alpha``, over ``steps`` steps.
-        extra: what the epoch's refresh found.
-        seconds: what took how long, ``steps`` among it.
-        images: that the steps have seen.
+        rates: step size, alpha and teacher temperature.
+        losses: every term's mean over the steps.
+        extra: what the epoch's refresh says of itself.
     """
     line: dict[str, Any] = {
         "epoch": epoch,
-        "lr": lr,
-        "alpha": sums["alpha"] / steps,
-        "teacher_temperature": teacher_temperature,
-        "loss": {
-            name.removeprefix("loss."): value / steps
-            for name, value in sums.items()
-            if name.startswith("loss.")
-        },
-        "seconds": {name: round(value, 3) for name, value in seconds.items()},
-        "images_per_second": round(images / max(seconds["steps"], 1e-9), 2),
-        "peak_memory_mb": round(peak_memory_mb(device), 1),
+        **rates,
+        "loss": dict(losses),
+        "seconds": {name: round(value, 3) for name, value in pace.seconds.items()},
+        "images_per_second": round(pace.images / max(pace.seconds["steps"], 1e-9), 2),
+        "peak_memory_mb": round(peak_memory_mb(pace.device), 1),
     }
     return line | {key: extra[key] for key in ("sizes", "changed", "gmm_log_likelihood") if key in extra}

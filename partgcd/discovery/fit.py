@@ -19,21 +19,23 @@ from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings, TrainSettings
 from partgcd.data.catalog import Catalog
 from partgcd.data.views import pool_slots, random_crops
-from partgcd.discovery.epoch_line import class_sizes, epoch_line, unlabelled_loss
+from partgcd.discovery.epoch_line import Pace, class_sizes, epoch_line, unlabelled_loss
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.recluster import recluster, refit_due, settle
 from partgcd.discovery.refresh import (
     Assignment,
     assign,
     compute_answers,
+    compute_embeddings,
     compute_features,
     refit_bank,
 )
 from partgcd.discovery.sampler import epoch_batches
-from partgcd.discovery.setup import Setup, agree, fill_store, prepare, prepare_warm, stopping_ticker
+from partgcd.discovery.setup import Setup, agree, fill_store, prepare, prepare_warm
 from partgcd.discovery.starts import set_prototypes
-from partgcd.discovery.step import step_loss
+from partgcd.discovery.step import Trainee, Views, step_loss
 from partgcd.discovery.warm import WarmStart
+from partgcd.methods.method import Moment
 from partgcd.model.losses import alpha_at, teacher_temperature
 from partgcd.parts.bank import GMMBank
 from partgcd.run.checkpoint import State, random_state, restore_random_state
@@ -52,6 +54,16 @@ class Fitted:
     def parts(self) -> PartModel | None:
         """What predictions need beside the model; None for the global baseline."""
         return self.setup.part_model(self.bank)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What stays the same from epoch to epoch."""
+
+    setup: Setup
+    catalog: Catalog
+    optimiser: torch.optim.Optimizer
+    world: World
 
 
 @dataclass
@@ -80,19 +92,21 @@ def fit(settings: Settings, catalog: Catalog, world: World, start: WarmStart | N
     )
     train = settings.train
     optimiser = _optimiser(setup)
+    at = _Place(setup, catalog, optimiser, world)
     state = world.latest(settings)
     epoch = _restore(state, setup, optimiser) if state is not None else None
     first = state.epoch if state is not None else 1
+    epochs = train.epochs if setup.course is not None else 0
     if world.rank == 0:
         world.folder.keep_metrics(first - 1)
     bank = epoch.bank if epoch is not None else setup.bank
-    for number in range(first, train.epochs + 1):
+    for number in range(first, epochs + 1):
         began = time.perf_counter()
         seconds: dict[str, float] = {}
         fill_pool(setup, catalog, number, settings, world)
         if epoch is None or epoch.step == 0 or epoch.number != number:
             previous = epoch.predicted if epoch is not None else None
-            epoch = _refresh(setup, bank, settings, world, number, previous, optimiser)
+            epoch = _refresh(at, bank, number, previous)
         seconds["refresh"] = time.perf_counter() - began
         seconds["mixtures"] = float(epoch.extra.pop("mixture_seconds", 0.0))
         bank = epoch.bank
@@ -100,7 +114,7 @@ def fit(settings: Settings, catalog: Catalog, world: World, start: WarmStart | N
         _set_lr(optimiser, learning_rate(number, train))
         begun_steps, images = time.perf_counter(), 0
         for step in range(epoch.step, len(batches)):
-            _step(setup, catalog, epoch, batches[step], step, len(batches), optimiser, settings, world)
+            _step(at, epoch, batches[step], step, len(batches))
             epoch.step = step + 1
             images += len(batches[step])
             loss = epoch.sums["loss.total"] / epoch.step
@@ -113,17 +127,24 @@ def fit(settings: Settings, catalog: Catalog, world: World, start: WarmStart | N
                 raise Interrupted
         seconds["steps"] = time.perf_counter() - begun_steps
         seconds["epoch"] = time.perf_counter() - began
-        line = epoch_line(
-            number, epoch.sums, epoch.extra, len(batches), learning_rate(number, train),
-            teacher_temperature(number - 1, settings.loss, train.epochs), seconds, images, world.device,
-        )  # fmt: skip
+        rates = {
+            "lr": learning_rate(number, train),
+            "alpha": epoch.sums["alpha"] / len(batches),
+            "teacher_temperature": teacher_temperature(number - 1, settings.loss, train.epochs),
+        }
+        losses = {
+            name.removeprefix("loss."): value / len(batches)
+            for name, value in epoch.sums.items()
+            if name.startswith("loss.")
+        }
+        line = epoch_line(number, rates, losses, epoch.extra, Pace(seconds, images, world.device))
         world.report(line)
         epoch.score = unlabelled_loss(line["loss"])
         epoch.number, epoch.step = number + 1, 0
         epoch.sums.clear()
         world.save(_state(setup, optimiser, epoch), settings)
     previous = epoch.predicted if epoch is not None else None
-    last = _refresh(setup, bank, settings, world, train.epochs + 1, previous, optimiser)
+    last = _refresh(at, bank, train.epochs + 1, previous)
     return Fitted(setup, last.bank, Assignment(last.predicted, last.assigned, last.extra["candidates"]))
 
 
@@ -133,44 +154,34 @@ def learning_rate(epoch: int, train: TrainSettings) -> float:
     return train.lr * (train.lr_floor + (1 - train.lr_floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def _refresh(
-    setup: Setup,
-    bank: GMMBank | None,
-    settings: Settings,
-    world: World,
-    number: int,
-    previous: Tensor | None,
-    optimiser: torch.optim.Optimizer,
-) -> _Epoch:
+def _refresh(at: _Place, bank: GMMBank | None, number: int, previous: Tensor | None) -> _Epoch:
     """Assign, retrieve candidates, refit the bank; record them as the state after epoch number - 1.
 
     A due refit of the prototypes comes first.
     """
-    tick = stopping_ticker(world, "refresh")
-    model, last = setup.model, number > settings.train.epochs
+    setup, world, settings = at.setup, at.world, at.setup.settings
+    model, course, last = setup.model, setup.course, number > settings.train.epochs
+    look = setup.look(world)
 
     def answers(bank: GMMBank | None) -> tuple[Tensor, Tensor | None]:
-        return compute_answers(
-            model,
-            setup.part_model(bank),
-            setup.evaluation,
-            settings,
-            world.device,
-            setup.autocast,
-            tick,
-            world,
-        )
+        return compute_answers(model, setup.part_model(bank), settings, look)
 
-    features = compute_features(model, setup.evaluation, world.device, setup.autocast, tick, world)
+    features = compute_features(model, look)
+    embeddings = compute_embeddings(course.embed, look) if course is not None and course.embed else None
+    if course is not None and course.epoch is not None and embeddings is not None:
+        course.epoch(embeddings)
     clusters: Tensor | None = None
-    if refit_due(number - 1, settings):
-        clusters = (
-            settle(setup, features, *answers(bank), settings, world)
-            if last
-            else recluster(setup, features, settings, world, number)
-        )
+    own = last and course is not None and course.settle is not None
+    if own or refit_due(number - 1, settings):
+        if own:
+            assert course is not None and course.settle is not None and embeddings is not None
+            clusters = world.broadcast(course.settle(embeddings))
+        elif last:
+            clusters = settle(setup, features, *answers(bank), settings, world)
+        else:
+            clusters = recluster(setup, features, settings, world, number)
         set_prototypes(model.prototypes.weight, features.cls, clusters, 0 if last else setup.old)
-        momentum = optimiser.state.get(model.prototypes.weight, {}).get("momentum_buffer")
+        momentum = at.optimiser.state.get(model.prototypes.weight, {}).get("momentum_buffer")
         if momentum is not None:
             momentum[setup.old :] = 0  # it belonged to the directions that were left
         agree([model.prototypes.weight], world)
@@ -179,10 +190,10 @@ def _refresh(
     assignment = assign(model, features, setup.labels, setup.old, settings, world)
     extra: dict[str, Any] = {"candidates": assignment.candidates}
     if bank is not None and setup.projection is not None:
+        parts = PartModel(bank, setup.projection)
         bank, likelihood, took = refit_bank(
-            model, setup.evaluation, setup.projection, bank, assignment.candidates,
-            features.attention, settings, world.device, world,
-        )  # fmt: skip
+            model, parts, assignment.candidates, features.attention, settings, look
+        )
         extra |= {"gmm_log_likelihood": likelihood, "mixture_seconds": took}
         if last and clusters is not None:
             _, part = answers(bank)
@@ -198,39 +209,27 @@ def _refresh(
     return _Epoch(number, 0, bank, assignment.assigned, assignment.predicted, defaultdict(float), extra)
 
 
-def _step(
-    setup: Setup,
-    catalog: Catalog,
-    epoch: _Epoch,
-    rows: NDArray[np.int64],
-    step: int,
-    steps: int,
-    optimiser: torch.optim.Optimizer,
-    settings: Settings,
-    world: World,
-) -> None:
+def _step(at: _Place, epoch: _Epoch, rows: NDArray[np.int64], step: int, steps: int) -> None:
     """One descent step on the batch ``rows``, of which each rank takes a share; adds to the epoch's sums."""
+    setup, catalog, world = at.setup, at.catalog, at.world
+    settings, course, device = setup.settings, setup.course, setup.labels.device
+    assert course is not None
     parts, train = settings.parts, settings.train
-    done = epoch.number - 1 + step / steps
-    alpha = alpha_at(done, train.epochs, parts.alpha, parts.alpha_warmup)
+    alpha = alpha_at(epoch.number - 1 + step / steps, train.epochs, parts.alpha, parts.alpha_warmup)
     shares = np.array_split(rows, world.size)
-    mine = shares[world.rank]
-    device = setup.labels.device
-    loss = step_loss(
-        setup.model,
-        setup.part_model(epoch.bank),
+    mine, whole = shares[world.rank], torch.from_numpy(rows).to(device)
+    views = Views(
         view_tokens(setup, catalog, mine, epoch.number, step, settings),
-        setup.labels[torch.from_numpy(rows).to(device)],
         epoch.assigned[torch.from_numpy(mine).to(device)],
-        settings,
-        alpha,
-        teacher_temperature(epoch.number - 1, settings.loss, train.epochs),
-        bool(catalog.labelled.any()),
-        setup.autocast,
-        world,
+        whole,
+        setup.labels[whole],
         [len(share) for share in shares],
-        setup.teacher.pick(torch.from_numpy(rows).to(device)) if setup.teacher is not None else None,
     )
+    tau_t = teacher_temperature(epoch.number - 1, settings.loss, train.epochs)
+    moment = Moment(tau_t, alpha, bool(catalog.labelled.any()))
+    trainee = Trainee(setup.model, setup.part_model(epoch.bank), course, settings, setup.autocast)
+    memory = setup.teacher.pick(whole) if setup.teacher is not None else None
+    loss = step_loss(trainee, views, moment, world, memory)
     if not math.isfinite(loss.terms["total"]):
         bad = [name for name, value in loss.terms.items() if not math.isfinite(value)]
         raise UserError(
@@ -238,12 +237,14 @@ def _step(
             "begin a new run with a lower train.lr or --precision fp32; this run's last good checkpoint is kept",
             1,
         )
-    optimiser.zero_grad(set_to_none=True)
+    at.optimiser.zero_grad(set_to_none=True)
     loss.total.backward()  # type: ignore[no-untyped-call]
     world.sum_gradients(setup.trained)
     if train.max_grad_norm > 0:
         torch.nn.utils.clip_grad_norm_(setup.trained, train.max_grad_norm)
-    optimiser.step()
+    at.optimiser.step()
+    if course.after_step is not None:
+        course.after_step()
     for name, value in loss.terms.items():
         epoch.sums[f"loss.{name}"] += value
     epoch.sums["alpha"] += alpha
@@ -277,10 +278,7 @@ def fill_pool(setup: Setup, catalog: Catalog, epoch: int, settings: Settings, wo
     if setup.pool is None:
         return
     wanted = generations(epoch, setup.pool.slots, setup.pool.own, settings.train.pool_refresh)
-    fill_store(
-        setup.pool, setup.model.backbone, setup.pixels, catalog, wanted, settings.seed, setup.autocast, world,
-        "view pool",
-    )  # fmt: skip
+    fill_store(setup.pool, setup.material(catalog), wanted, settings.seed, world, "view pool")
 
 
 def _optimiser(setup: Setup) -> torch.optim.Optimizer:
@@ -309,6 +307,8 @@ def _state(setup: Setup, optimiser: torch.optim.Optimizer, epoch: _Epoch) -> Sta
         tensors |= {f"bank.{name}": value for name, value in epoch.bank.to_tensors().items()}
     if setup.teacher is not None:
         tensors["found"] = setup.teacher.found
+    if setup.course is not None:
+        tensors |= {f"method.{name}": value for name, value in setup.course.state().items()}
     tensors |= {"assigned": epoch.assigned, "predicted": epoch.predicted, **random_state()}
     extra = {key: value for key, value in epoch.extra.items() if key != "candidates"}
     values: dict[str, Any] = {"sums": dict(epoch.sums), "extra": extra}
@@ -330,6 +330,10 @@ def _restore(state: State, setup: Setup, optimiser: torch.optim.Optimizer) -> _E
     }
     if setup.teacher is not None and "found" in tensors:  # an older program's checkpoint has none
         setup.teacher = replace(setup.teacher, found=tensors["found"].to(device))
+    if setup.course is not None and setup.course.restore is not None:
+        setup.course.restore(
+            {n.removeprefix("method."): t for n, t in tensors.items() if n.startswith("method.")}
+        )
     restore_random_state(tensors)
     return _Epoch(
         state.epoch,

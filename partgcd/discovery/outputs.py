@@ -18,9 +18,10 @@ from partgcd.data.catalog import Catalog
 from partgcd.data.cells import path_cell, text_cell
 from partgcd.discovery.class_records import ClassRecord, describe_classes
 from partgcd.discovery.fit import Fitted
-from partgcd.discovery.predict import predict
+from partgcd.discovery.predict import PartModel, predict
 from partgcd.discovery.refresh import over_images
 from partgcd.disk.files import read_json, write_bytes, write_csv, write_json
+from partgcd.model.module import DiscoveryModel
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import World
 
@@ -58,20 +59,17 @@ def answer_all(fitted: Fitted, settings: Settings, world: World) -> Answers:
     def one(tokens: Tensor) -> tuple[Tensor, ...]:
         with setup.autocast():
             found = predict(setup.model, parts, tokens, settings.parts, settings.discovery)
-        told = {name: value.float() for name, value in found._asdict().items() if value is not None}
-        if "maps" in told:
-            told["maps"] = told["maps"].half()
-        names[:] = told
-        return tuple(told.values())
+        given = {name: value.float() for name, value in found._asdict().items() if value is not None}
+        if "maps" in given:
+            given["maps"] = given["maps"].half()
+        names[:] = given
+        return tuple(given.values())
 
-    found = over_images(
-        one,
-        setup.evaluation,
-        world.device,
-        lambda done, total: world.progress("predicting", done, total),
-        world,
-    )
-    joined = {name: value.cpu().numpy() for name, value in zip(names, found, strict=True)}
+    def tick(done: int, total: int) -> None:
+        world.progress("predicting", done, total)
+
+    answers = over_images(one, setup.look(world)._replace(tick=tick))
+    joined = {name: value.cpu().numpy() for name, value in zip(names, answers, strict=True)}
     return Answers(
         joined["overall"], joined.get("part"), joined["fused"], joined["cls"], joined.get("feature"),
         joined["attention"], joined.get("maps"), setup.model.backbone.info.grid,
@@ -97,14 +95,13 @@ def write_outputs(
     return records
 
 
-def write_model(run: RunFolder, fitted: Fitted) -> None:
+def write_model(run: RunFolder, model: DiscoveryModel, parts: PartModel | None) -> None:
     """Write model.safetensors: what `predict` needs beside the frozen weights, as the answers were made with it.
 
     ``model.*`` is all that training changed; ``bank.*`` and ``projection.*`` are there with parts. The bank is
     the one fitted after the last epoch, which no checkpoint holds.
     """
-    tensors = {f"model.{name}": value for name, value in fitted.setup.model.trainable_state().items()}
-    parts = fitted.parts
+    tensors = {f"model.{name}": value for name, value in model.trainable_state().items()}
     if parts is not None:
         tensors |= {f"bank.{name}": value for name, value in parts.bank.to_tensors().items()}
         tensors |= {f"projection.{name}": value for name, value in parts.projection.to_tensors().items()}

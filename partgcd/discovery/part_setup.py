@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partgcd.backbone.tokens import TokenStore
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
-from partgcd.discovery.refresh import filtered_patches
+from partgcd.discovery.refresh import Look, filtered_patches
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.count import choose_parts
@@ -41,13 +40,12 @@ class PartSetup(NamedTuple):
 
 @torch.no_grad()
 def prepare_parts(
-    model_block: DiscoveryModel,
-    store: TokenStore,
+    model: DiscoveryModel,
     attention: Tensor,
     labels: Tensor,
     classes: int,
     settings: Settings,
-    device: torch.device,
+    look: Look,
 ) -> PartSetup:
     """Fit the projection, choose K and fit the shared mixture.
 
@@ -64,21 +62,19 @@ def prepare_parts(
     began = time.perf_counter()
     parts = settings.parts
     known = np.flatnonzero((labels >= 0).cpu().numpy())
-    pool = known if len(known) else np.arange(store.rows)
+    pool = known if len(known) else np.arange(look.store.rows)
     draw = np.random.Generator(np.random.Philox(key=[settings.seed, 0xBA5E]))
 
     def sample(limit: int) -> np.ndarray:
         return np.sort(draw.choice(pool, size=min(limit, len(pool)), replace=False))
 
     raw, _ = filtered_patches(
-        model_block, store, None, sample(_PROJECTION_IMAGES), attention, parts.attention_filter, device
+        model, look, None, sample(_PROJECTION_IMAGES), attention, parts.attention_filter
     )
     projection = fit_projection(raw, parts.projection, settings.seed)
     del raw
     rows = sample(_SHARED_IMAGES)
-    patches, per_row = filtered_patches(
-        model_block, store, projection, rows, attention, parts.attention_filter, device
-    )
+    patches, per_row = filtered_patches(model, look, projection, rows, attention, parts.attention_filter)
     silhouettes: dict[int, float] = {}
     if parts.count == "auto":
         groups = _by_class(patches, per_row, labels[torch.from_numpy(rows).to(labels.device)])

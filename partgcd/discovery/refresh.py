@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partgcd.backbone.tokens import TokenStore
-from partgcd.cluster.candidates import Candidates, candidates_per_class, select_candidates
+from partgcd.cluster.candidates import Candidates, Scores, Wanted, candidates_per_class, select_candidates
 from partgcd.cluster.prototypes import calibrated_prototypes
 from partgcd.cluster.shares import class_shares
 from partgcd.cluster.sinkhorn import pin_labelled, sinkhorn
@@ -35,10 +34,25 @@ from partgcd.parts.mixture import Mixture
 from partgcd.parts.projection import Projection, project
 from partgcd.parts.slots import align_slots, permute
 from partgcd.run.device import Autocast
-from partgcd.run.world import World, share_of
+from partgcd.run.world import ALONE, Ranks, share_of
 
 BATCH = 256
 """Images a forward pass of the last block; fixed, so that resumed runs see the same batches."""
+
+
+class Look(NamedTuple):
+    """How the evaluation views of all N images are seen: their trunk tokens, and by whom.
+
+    Attributes:
+        tick: called with (done, total) images; it may raise to stop.
+        world: each of its ranks sees a share.
+    """
+
+    store: TokenStore
+    device: torch.device
+    autocast: Autocast
+    tick: Callable[[int, int], None]
+    world: Ranks = ALONE
 
 
 class Features(NamedTuple):
@@ -63,44 +77,43 @@ class Assignment(NamedTuple):
 
 
 @torch.no_grad()
-def compute_features(
-    model: DiscoveryModel,
-    store: TokenStore,
-    device: torch.device,
-    autocast: Autocast,
-    tick: Callable[[int, int], None],
-    world: World | None = None,
-) -> Features:
+def compute_features(model: DiscoveryModel, look: Look) -> Features:
     """Class tokens and class attention of the evaluation view of every image."""
 
     def one(tokens: Tensor) -> tuple[Tensor, Tensor]:
-        with autocast():
+        with look.autocast():
             out = model(tokens, None)
         return torch.nn.functional.normalize(out.cls.float(), dim=1), out.attention.float()
 
-    cls, attention = over_images(one, store, device, tick, world)
+    cls, attention = over_images(one, look)
     return Features(cls, attention)
 
 
-def over_images(
-    compute: Callable[[Tensor], tuple[Tensor, ...]],
-    store: TokenStore,
-    device: torch.device,
-    tick: Callable[[int, int], None],
-    world: World | None,
-) -> tuple[Tensor, ...]:
+@torch.no_grad()
+def compute_embeddings(embed: Callable[[Tensor], Tensor], look: Look) -> Tensor:
+    """What ``embed`` makes of the evaluation view of every image, [N, E]."""
+
+    def one(tokens: Tensor) -> tuple[Tensor, ...]:
+        with look.autocast():
+            return (embed(tokens),)
+
+    return over_images(one, look)[0]
+
+
+def over_images(compute: Callable[[Tensor], tuple[Tensor, ...]], look: Look) -> tuple[Tensor, ...]:
     """What ``compute`` says of the tokens [b, T, D] of every image, `BATCH` at a time: tensors [N, ...].
 
     Batches begin at the same images however many ranks share them, so each image's answer is the same bits.
     """
+    store, device, _, tick, world = look
     share = share_of(store.rows, world, BATCH)
     found = []
-    with world.together() if world is not None else nullcontext():
+    with world.together():
         for start in range(share.start, share.stop, BATCH):
             tick(start - share.start, len(share))
             found.append(compute(store.read(np.arange(start, min(start + BATCH, share.stop)), device)))
         tick(len(share), len(share))
-    if world is None or world.size == 1:
+    if world.size == 1:
         return tuple(torch.cat(each) for each in zip(*found, strict=True))
     # A rank without images learns what they look like from one that is not counted.
     mine = found or [compute(store.read(np.zeros(1, dtype=np.int64), device))]
@@ -111,12 +124,8 @@ def over_images(
 def compute_answers(
     model: DiscoveryModel,
     parts: PartModel | None,
-    store: TokenStore,
     settings: Settings,
-    device: torch.device,
-    autocast: Autocast,
-    tick: Callable[[int, int], None],
-    world: World | None = None,
+    look: Look,
 ) -> tuple[Tensor, Tensor | None]:
     """What `predict` says of the evaluation view of every image.
 
@@ -125,13 +134,13 @@ def compute_answers(
     """
 
     def one(tokens: Tensor) -> tuple[Tensor, ...]:
-        with autocast():
+        with look.autocast():
             found = predict(model, parts, tokens, settings.parts, settings.discovery)
         if found.feature is None:
             return (found.fused.float(),)
         return found.fused.float(), torch.nn.functional.normalize(found.feature.float(), dim=1)
 
-    fused, *feature = over_images(one, store, device, tick, world)
+    fused, *feature = over_images(one, look)
     return fused, feature[0] if feature else None
 
 
@@ -142,7 +151,7 @@ def assign(
     labels: Tensor,
     old: int,
     settings: Settings,
-    world: World | None = None,
+    world: Ranks = ALONE,
 ) -> Assignment:
     """Predictions, Sinkhorn-adjusted assignments and candidates (Eqs. 4 to 6).
 
@@ -169,40 +178,27 @@ def assign(
         prototypes = calibrated_prototypes(cls, pin_labelled(log_p.exp(), known), count, world=world)
     else:
         prototypes = None
-    candidates = select_candidates(
-        mode=parts.candidates,
-        features=cls,
-        log_p=log_p,
-        q=q,
-        prototypes=prototypes,
-        labels=labels,
-        old=old,
-        count=count,
-        temperature=parts.candidate_temperature,
-        search=parts.search,
-        world=world,
-    )
+    wanted = Wanted(parts.candidates, count, parts.candidate_temperature, parts.search)
+    candidates = select_candidates(Scores(cls, log_p, q, prototypes), labels, old, wanted, world)
     predicted, assigned = cosine.argmax(dim=1), torch.where(known >= 0, assigned, q.argmax(dim=1))
-    if world is not None:
-        predicted, assigned = world.all_gather(predicted), world.all_gather(assigned)
-    return Assignment(predicted, assigned, candidates)
+    return Assignment(world.all_gather(predicted), world.all_gather(assigned), candidates)
 
 
 @torch.no_grad()
 def filtered_patches(
     model: DiscoveryModel,
-    store: TokenStore,
+    look: Look,
     projection: Projection | None,
     rows: NDArray[np.int64],
     attention: Tensor,
     use_filter: bool,
-    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Patches of ``rows`` with at least their image's mean attention, as mixtures see them.
 
     Returns:
         patches [M, d] in row order, and how many each row gave [len(rows)].
     """
+    store, device = look.store, look.device
     kept, counts = [], []
     for start in range(0, len(rows), BATCH):
         part = rows[start : start + BATCH]
@@ -223,21 +219,18 @@ def filtered_patches(
 @torch.no_grad()
 def refit_bank(
     model: DiscoveryModel,
-    store: TokenStore,
-    projection: Projection,
-    bank: GMMBank,
+    before: PartModel,
     candidates: Candidates,
     attention: Tensor,
     settings: Settings,
-    device: torch.device,
-    world: World | None = None,
+    look: Look,
 ) -> tuple[GMMBank, float, float]:
-    """Fit every class's mixture on its candidates, from the last bank, slots aligned to the shared mixture.
+    """Fit every class's mixture on its candidates, from the bank ``before``, slots aligned to the shared mixture.
 
     Returns:
         the new bank, the mean log-likelihood a patch (0 for k-means), and the seconds that EM and alignment took.
     """
-    parts = settings.parts
+    parts, bank, device, world = settings.parts, before.bank, look.device, look.world
     order = torch.argsort(candidates.classes, stable=True)
     mine = share_of_classes(candidates.classes, bank.mu.shape[0], world)
     order = order[torch.isin(candidates.classes[order], torch.tensor(mine, device=order.device))]
@@ -245,7 +238,7 @@ def refit_bank(
     classes = candidates.classes[order].to(device) - mine.start
     start = Mixture(*(value[mine.start : mine.stop] for value in (bank.log_pi, bank.mu, bank.var)))
     patches, per_row = filtered_patches(
-        model, store, projection, rows, attention, parts.attention_filter, device
+        model, look, before.projection, rows, attention, parts.attention_filter
     )
     began = time.perf_counter()
     sizes = torch.zeros(len(mine), dtype=torch.long, device=device).index_add_(0, classes, per_row)
@@ -281,21 +274,18 @@ def refit_bank(
         weights = torch.where(fitted, sizes, 0).cpu().to(found.dtype)
         reached = torch.stack([(found * weights).sum(), weights.sum()]).to(device)
     took = time.perf_counter() - began
-    if world is not None:
-        gathered = [world.all_gather(value) for value in made]
-        made = (gathered[0], gathered[1], gathered[2], gathered[3])
-        reached = world.all_reduce(reached)
-    log_pi, mu, var, fitted = made
+    log_pi, mu, var, fitted = (world.all_gather(value) for value in made)
+    reached = world.all_reduce(reached)
     return GMMBank(log_pi, mu, var, shared, fitted), float(reached[0] / reached[1].clamp_min(1)), took
 
 
-def share_of_classes(classes: Tensor, total: int, world: World | None) -> range:
+def share_of_classes(classes: Tensor, total: int, world: Ranks) -> range:
     """This rank's contiguous share of ``total`` classes, with about its share of their images.
 
     Args:
         classes: [M] class of every candidate.
     """
-    if world is None or world.size == 1:
+    if world.size == 1:
         return range(total)
     images = torch.bincount(classes.cpu(), minlength=total).cumsum(0)
     wanted = torch.arange(1, world.size) * len(classes) / world.size

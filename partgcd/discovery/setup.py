@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from partgcd.backbone.device_pixels import DevicePixels
 from partgcd.backbone.load import Backbone, load_backbone
-from partgcd.backbone.tokens import TokenStore, fill, generations
+from partgcd.backbone.tokens import Material, TokenStore, fill, generations
 from partgcd.cluster.class_count import estimate_classes
 from partgcd.cluster.novel_samples import Expected
 from partgcd.config.errors import UserError
@@ -23,10 +23,12 @@ from partgcd.data.catalog import Catalog
 from partgcd.data.pixels import PixelStore
 from partgcd.discovery.part_setup import prepare_parts
 from partgcd.discovery.predict import PartModel
-from partgcd.discovery.refresh import Features, compute_features
+from partgcd.discovery.refresh import Features, Look, compute_features
 from partgcd.discovery.starts import start_adapter, start_prototypes
 from partgcd.discovery.warm import Teacher, WarmStart
 from partgcd.disk.files import read_json, write_bytes, write_json
+from partgcd.methods.known import method_of
+from partgcd.methods.method import Course, Scene
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.mixture import Mixture
@@ -48,6 +50,7 @@ class Setup:
         evaluation, pool: trunk tokens of the centre crop, and of cached random views (None: fresh views).
         projection, bank: None for the global baseline.
         trained: the parameters that descend, in a fixed order.
+        course: the method at work; None where it trains nothing.
         teacher, expected: the model before, and what it lets expect of the images, where training goes on from one.
         device_pixels: the pixels on a GPU that has room for them, where views are fresh.
     """
@@ -64,6 +67,7 @@ class Setup:
     bank: GMMBank | None
     autocast: Autocast
     trained: list[nn.Parameter]
+    course: Course | None
     teacher: Teacher | None = None
     expected: Expected | None = None
     device_pixels: DevicePixels | None = field(init=False, default=None)
@@ -76,6 +80,14 @@ class Setup:
         """``bank`` with the projection its patches go through."""
         return PartModel(bank, self.projection) if bank is not None and self.projection is not None else None
 
+    def look(self, world: World, phase: str = "refresh") -> Look:
+        """At the evaluation view of every image; a stop may interrupt it."""
+        return Look(self.evaluation, world.device, self.autocast, stopping_ticker(world, phase), world)
+
+    def material(self, catalog: Catalog) -> Material:
+        """What cached views are made of."""
+        return Material(self.model.backbone, self.pixels, catalog.keys, self.autocast, self.labels.device)
+
 
 @dataclass
 class Ground:
@@ -86,6 +98,10 @@ class Ground:
     evaluation: TokenStore
     autocast: Autocast
     stamp: str
+
+    def look(self, world: World) -> Look:
+        """At the evaluation view of every image, for the first features; a stop may interrupt it."""
+        return Look(self.evaluation, world.device, self.autocast, stopping_ticker(world, "features"), world)
 
 
 def ground(
@@ -112,18 +128,9 @@ def ground(
         )  # fmt: skip
     pixels = PixelStore.open(world.folder.store)
     stamp = f"{catalog.digest()}:{info.weights_digest}:{info.name}:{info.image_size}:{precision}:{threads}"
-    evaluation = _token_store(world, "evaluation", backbone, len(catalog), 1, stamp, replay)
-    fill_store(
-        evaluation,
-        backbone,
-        pixels,
-        catalog,
-        generations(1, 1, evaluation.own, 0.0),
-        None,
-        cast,
-        world,
-        "trunk",
-    )
+    evaluation = _token_store(world, backbone, Kept("evaluation", len(catalog), 1, stamp), replay)
+    material = Material(backbone, pixels, catalog.keys, cast, world.device)
+    fill_store(evaluation, material, generations(1, 1, evaluation.own, 0.0), None, world, "trunk")
     return Ground(backbone, pixels, evaluation, cast, stamp)
 
 
@@ -138,32 +145,34 @@ def prepare(settings: Settings, catalog: Catalog, world: World) -> Setup:
     base = ground(settings, catalog, world)
     labels = torch.from_numpy(catalog.labels).to(world.device)
     old = len(catalog.label_names)
-    uses_parts = settings.discovery.method == "partgcd"
+    method = method_of(settings)
     # The untrained model's class tokens do not depend on its heads, so a model without any stands in.
     probe = DiscoveryModel(base.backbone, 2, None, settings).to(world.device)
-    tick = stopping_ticker(world, "features")
     features: Features | None = None
-    if settings.discovery.classes == "auto" or uses_parts or settings.discovery.prototype_start == "clusters":
-        features = compute_features(probe, base.evaluation, world.device, base.autocast, tick, world)
+    if (
+        settings.discovery.classes == "auto"
+        or method.parts
+        or settings.discovery.prototype_start == "clusters"
+    ):
+        features = compute_features(probe, base.look(world))
     classes = decide_classes(settings, catalog, features, world)
     projection, bank = None, None
-    if uses_parts and features is not None:
-        projection, bank = _parts(probe, base, features, labels, classes, settings, world)
+    if method.parts and features is not None:
+        projection, bank = _parts(Untrained(probe, base, features), labels, classes, settings, world)
     parts = bank.mu.shape[1] if bank is not None else None
     model = DiscoveryModel(base.backbone, classes, parts, settings).to(world.device)
     if settings.discovery.prototype_start == "clusters" and world.rank == 0:
         assert features is not None
         start_prototypes(model, features, labels, old, classes, settings)
     if bank is not None and projection is not None and settings.parts.adapter_start == "linear":
-        start_adapter(
-            model, PartModel(bank, projection), base.evaluation, settings, world.device, base.autocast, world
-        )
+        start_adapter(model, PartModel(bank, projection), settings, base.look(world))
     pool = _view_pool(settings, catalog, world, base, None)
     trained = [value for value in model.parameters() if value.requires_grad]
     agree(trained, world)
+    course = method.begin(Scene(model, labels, old, settings)) if method.begin is not None else None
     return Setup(
         settings, model, base.pixels, base.evaluation, pool, labels, old, classes, projection, bank,
-        base.autocast, trained,
+        base.autocast, trained, course,
     )  # fmt: skip
 
 
@@ -179,12 +188,15 @@ def prepare_warm(settings: Settings, catalog: Catalog, world: World, start: Warm
     model = start.model(base.backbone, settings).to(world.device)
     trained = [value for value in model.parameters() if value.requires_grad]
     agree(trained, world)
+    method, old = method_of(settings), len(catalog.label_names)
+    labels = torch.from_numpy(catalog.labels).to(world.device)
+    course = method.begin(Scene(model, labels, old, settings)) if method.begin is not None else None
     return Setup(
         settings, model, base.pixels, base.evaluation, _view_pool(settings, catalog, world, base, start.replay),
-        torch.from_numpy(catalog.labels).to(world.device), len(catalog.label_names), start.classes,
+        labels, old, start.classes,
         start.projection.to(world.device) if start.projection is not None else None,
         start.bank.to(world.device) if start.bank is not None else None,
-        base.autocast, trained, start.teacher.to(world.device) if start.teacher is not None else None,
+        base.autocast, trained, course, start.teacher.to(world.device) if start.teacher is not None else None,
         start.expected,
     )  # fmt: skip
 
@@ -201,7 +213,7 @@ def _view_pool(
     if not views:
         return None
     stamp = f"{base.stamp}:{settings.seed}"
-    return _token_store(world, "pool", base.backbone, len(catalog), views, stamp, replay)
+    return _token_store(world, base.backbone, Kept("pool", len(catalog), views, stamp), replay)
 
 
 def check_shares(settings: Settings, catalog: Catalog, world: World) -> None:
@@ -264,23 +276,24 @@ def decide_classes(settings: Settings, catalog: Catalog, features: Features | No
     return int(decided["classes"])
 
 
+class Untrained(NamedTuple):
+    """The backbone as it came: a model without heads to speak of, its stores, and its features of all images."""
+
+    probe: DiscoveryModel
+    base: Ground
+    features: Features
+
+
 def _parts(
-    probe: DiscoveryModel,
-    base: Ground,
-    features: Features,
-    labels: Tensor,
-    classes: int,
-    settings: Settings,
-    world: World,
+    untrained: Untrained, labels: Tensor, classes: int, settings: Settings, world: World
 ) -> tuple[Projection, GMMBank]:
     """Projection and starting bank, from the run's cache if it has them; else rank 0 makes them for all."""
     kept, record = world.folder.cache / "parts.safetensors", world.folder.cache / "parts.json"
     done = record.exists() and kept.exists() and read_json(record)["classes"] == classes
     if not done and world.rank == 0:
         world.progress("parts", 0, 1)
-        made = prepare_parts(
-            probe, base.evaluation, features.attention, labels, classes, settings, world.device
-        )
+        look = untrained.base.look(world)
+        made = prepare_parts(untrained.probe, untrained.features.attention, labels, classes, settings, look)
         world.progress("parts", 1, 1)
         shared = made.bank.shared
         tensors = {"log_pi": shared.log_pi, "mu": shared.mu, "var": shared.var,
@@ -317,42 +330,40 @@ def agree(parameters: list[nn.Parameter], world: World) -> None:
 
 def fill_store(
     store: TokenStore,
-    backbone: Backbone,
-    pixels: PixelStore,
-    catalog: Catalog,
+    material: Material,
     wanted: NDArray[np.int64],
     seed: int | None,
-    cast: Autocast,
     world: World,
     phase: str,
 ) -> None:
     """`fill` with the generations ``wanted`` [slots, chunks], shared out over the ranks of each host."""
     many = world.size > 1
     with world.together():
-        lacked = fill(
-            store, backbone, pixels, catalog.keys, wanted, seed, cast, world.device,
-            stopping_ticker(world, phase), world.share_out if many else None,
-        )  # fmt: skip
+        share_out = world.share_out if many else None
+        lacked = fill(store, material, wanted, seed, stopping_ticker(world, phase), share_out)
     if many and (lacked or not store.resident):
         store.hold_on(world.device)
 
 
+class Kept(NamedTuple):
+    """A store of tokens: its folder, how many images and views an image, and what its content depends on."""
+
+    name: str
+    rows: int
+    slots: int
+    stamp: str
+
+
 def _token_store(
-    world: World,
-    name: str,
-    backbone: Backbone,
-    rows: int,
-    slots: int,
-    stamp: str,
-    replay: NDArray[np.float16] | None = None,
+    world: World, backbone: Backbone, kept: Kept, replay: NDArray[np.float16] | None
 ) -> TokenStore:
-    """The store of ``rows`` images, the last of them given by ``replay``."""
-    own = rows - (len(replay) if replay is not None else 0)
+    """The store ``kept``, its last images given by ``replay``."""
+    own = kept.rows - (len(replay) if replay is not None else 0)
     size = backbone.info.image_size
     blank = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=world.device)
     _, tokens, dim = backbone.trunk(blank).shape
     with world.leader_first():
-        return TokenStore(world.stores / name, own, slots, (tokens, dim), stamp, replay)
+        return TokenStore(world.stores / kept.name, own, kept.slots, (tokens, dim), kept.stamp, replay)
 
 
 def stopping_ticker(world: World, phase: str) -> Callable[[int, int], None]:

@@ -8,15 +8,13 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from partgcd.backbone.tokens import TokenStore
 from partgcd.cluster.novel_samples import Expected, cluster_strangers, nearest_class
 from partgcd.cluster.semi_kmeans import semi_kmeans
 from partgcd.config.tree import Settings
 from partgcd.discovery.predict import PartModel
-from partgcd.discovery.refresh import BATCH, Features
+from partgcd.discovery.refresh import BATCH, Features, Look
 from partgcd.model.module import DiscoveryModel
-from partgcd.run.device import Autocast
-from partgcd.run.world import World, share_of
+from partgcd.run.world import ALONE, Ranks, share_of
 
 _RIDGE = 0.05
 """Ridge penalty as a share of the mean squared part feature times the number of images."""
@@ -75,7 +73,7 @@ def settle_clusters(
     probabilities: Tensor,
     temperature: float,
     iterations: int = 20,
-    world: World | None = None,
+    world: Ranks = ALONE,
     shares: Tensor | None = None,
 ) -> Tensor:
     """Clusters [N] near the answers so far: a mixture on the unit sphere, labelled images held to their class.
@@ -101,14 +99,14 @@ def settle_clusters(
     for _ in range(iterations):
         q[known] = pinned
         sums, mass = q.T @ unit, q.sum(dim=0)
-        if world is not None and world.size > 1:
+        if world.size > 1:
             joined = world.all_reduce(torch.cat([sums, mass[:, None]], dim=1))
             sums, mass = joined[:, :-1], joined[:, -1]
         centres = torch.nn.functional.normalize(sums, dim=1)
         prior = (mass / total if shares is None else shares.to(unit)).clamp_min(1e-9)
         q = (unit @ centres.T / temperature + prior.log()).softmax(dim=1)
     found = torch.where(known, own, q.argmax(dim=1))
-    return world.all_gather(found) if world is not None else found
+    return world.all_gather(found)
 
 
 @torch.no_grad()
@@ -142,11 +140,8 @@ def _keep_index(
 def start_adapter(
     model: DiscoveryModel,
     parts: PartModel,
-    store: TokenStore,
     settings: Settings,
-    device: torch.device,
-    autocast: Autocast,
-    world: World | None = None,
+    look: Look,
 ) -> None:
     """Set the adapter's linear path to the ridge regression from the mean part feature to the class token.
 
@@ -155,9 +150,7 @@ def start_adapter(
     """
     assert model.adapter is not None
 
-    def summed(value: Tensor) -> Tensor:
-        return world.all_reduce(value) if world is not None else value
-
+    store, device, autocast, _, world = look
     total, share = store.rows, share_of(store.rows, world, BATCH)
     dim = model.backbone.info.dim
     means = [torch.empty(0, dim, dtype=torch.float64, device=device)]
@@ -173,9 +166,9 @@ def start_adapter(
         means.append(out.parts.mean(dim=1).double())
         targets.append(out.cls.double())
     x, y = torch.cat(means), torch.cat(targets)
-    mx, my = summed(x.sum(dim=0)) / total, summed(y.sum(dim=0)) / total
+    mx, my = world.all_reduce(x.sum(dim=0)) / total, world.all_reduce(y.sum(dim=0)) / total
     x, y = x - mx, y - my
-    gram = summed(x.T @ x)
+    gram = world.all_reduce(x.T @ x)
     gram.diagonal().add_(_RIDGE * float(gram.diagonal().mean()))
-    weights = torch.linalg.solve(gram, summed(x.T @ y)).T
+    weights = torch.linalg.solve(gram, world.all_reduce(x.T @ y)).T
     model.adapter.start_linear(weights.float(), (my - weights @ mx).float())

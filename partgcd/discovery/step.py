@@ -15,11 +15,11 @@ from torch import Tensor
 from partgcd.config.tree import Settings
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.warm import Teacher
-from partgcd.model.losses import base_loss, part_discrepancy
+from partgcd.methods.method import Batch, Course, Moment, PartBatch, objective
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.maps import present
 from partgcd.run.device import Autocast
-from partgcd.run.world import World
+from partgcd.run.world import Ranks
 
 
 class StepLoss(NamedTuple):
@@ -29,105 +29,91 @@ class StepLoss(NamedTuple):
     terms: dict[str, float]
 
 
+class Trainee(NamedTuple):
+    """What a step trains: a model with its parts (None: without), by a method at work."""
+
+    model: DiscoveryModel
+    parts: PartModel | None
+    course: Course
+    settings: Settings
+    autocast: Autocast
+
+
+class Views(NamedTuple):
+    """A step's images: B of the whole batch, b of them this rank's.
+
+    Attributes:
+        tokens: [2b, T, Dt] trunk tokens of this rank's images, first views then second views.
+        assigned: [b] a_i, the class whose mixture makes an image's parts.
+        rows: [B] of the catalog.
+        labels: [B] label index, -1 for none.
+        shares: how many images each rank has, in rank order.
+    """
+
+    tokens: Tensor
+    assigned: Tensor
+    rows: Tensor
+    labels: Tensor
+    shares: Sequence[int]
+
+
 def step_loss(
-    model: DiscoveryModel,
-    parts: PartModel | None,
-    tokens: Tensor,
-    labels: Tensor,
-    assigned: Tensor,
-    settings: Settings,
-    alpha: float,
-    teacher_temperature: float,
-    labelled_exist: bool,
-    autocast: Autocast,
-    world: World | None = None,
-    shares: Sequence[int] = (),
-    teacher: Teacher | None = None,
+    trainee: Trainee, views: Views, moment: Moment, world: Ranks, memory: Teacher | None = None
 ) -> StepLoss:
-    """The objective of Eq. 13 on one batch.
+    """The objective of Eq. 13 on one batch: the method's terms, and the memory of the model before.
 
     Args:
-        parts: None for the global baseline (SimGCD): alpha is then irrelevant.
-        tokens: [2b, T, Dt] trunk tokens of this rank's b images, first views then second views.
-        labels: [B] label index of the whole batch, -1 for none.
-        assigned: [b] a_i, the class whose mixture makes an image's parts.
-        alpha: weight of the part branch at this step.
-        labelled_exist: whether the catalog has labels at all (else lambda is 0).
-        world, shares: the ranks that share the batch and how many images each has; b is B without them.
-        teacher: what the model before said of the whole batch, where training goes on from one.
+        memory: what the model before said of the whole batch, where training goes on from one.
     """
-    maps = None
-    if parts is not None:
-        with torch.no_grad():
-            maps = parts.maps(model.mixture_patches(tokens), assigned.repeat(2), settings.parts.temperature)
-    with autocast():
+    batch = _look(trainee, views, world)
+    terms = trainee.course.terms(batch, moment)
+    if memory is not None:
+        terms += memory.terms(batch, trainee.settings.loss.student_temperature)
+    total = objective(terms, moment.alpha)
+    told = {term.name: float(term.loss.detach()) for term in terms}
+    return StepLoss(total, told | {"total": float(total.detach())})
+
+
+def _look(trainee: Trainee, views: Views, world: Ranks) -> Batch:
+    """What the losses see of a batch."""
+    model, parts, tokens = trainee.model, trainee.parts, views.tokens
+    maps: Tensor | None = None
+    watched: tuple[Tensor, ...] = ()
+    with torch.no_grad():
+        if parts is not None:
+            temperature = trainee.settings.parts.temperature
+            maps = parts.maps(model.mixture_patches(tokens), views.assigned.repeat(2), temperature)
+        if trainee.course.watch is not None:
+            with trainee.autocast():
+                watched = trainee.course.watch(tokens)
+    with trainee.autocast():
         out = model(tokens, maps)
-        projected = model.projector(out.cls)
-        cosine = model.prototypes(out.cls)
-    part_projected = part_cosine = here = parts_found = None
-    if maps is not None and out.part is not None and out.parts is not None:
-        with autocast():
-            part_projected = model.projector(out.part)
-            part_cosine = model.part_cosine(out.part)
-        here, parts_found = present(maps, settings.parts.presence, out.weight), out.parts
-    cosine, projected, part_cosine, part_projected, parts_found, here = whole_batch(
-        (cosine, projected, part_cosine, part_projected, parts_found, here), world, shares
-    )
-    assert cosine is not None and projected is not None
-    base = base_loss(cosine, projected, labels, settings.loss, teacher_temperature, labelled_exist)
-    total = base["cls"] + base["rep"]
-    terms = dict(base)
-    if teacher is not None:
-        terms["memory"] = teacher.loss(cosine, settings.loss.student_temperature)
-        total = total + teacher.strength * terms["memory"]
-    if (
-        part_cosine is not None
-        and part_projected is not None
-        and parts_found is not None
-        and here is not None
-    ):
-        part = base_loss(
-            part_cosine, part_projected, labels, settings.loss, teacher_temperature, labelled_exist
-        )
-        pdr = part_discrepancy(
-            parts_found,
-            here,
-            settings.parts.pdr_temperature,
-            settings.parts.pdr_positive_in_denominator,
-        )
-        branch = settings.parts.pdr_weight * pdr
-        if settings.parts.classification:
-            branch = branch + part["cls"]
-        if settings.parts.contrast:
-            branch = branch + part["rep"]
-        if teacher is not None:
-            terms["part_memory"] = teacher.loss(part_cosine, settings.loss.student_temperature)
-            branch = branch + teacher.strength * terms["part_memory"]
-        total = total + alpha * branch
-        terms |= {f"part_{name}": value for name, value in part.items()} | {"pdr": pdr}
-    terms["total"] = total
-    return StepLoss(total, {name: float(value.detach()) for name, value in terms.items()})
+        own = [model.prototypes(out.cls), model.projector(out.cls)]
+        if out.part is not None:
+            own += [model.part_cosine(out.part), model.projector(out.part)]
+    if maps is not None and out.parts is not None:
+        own += [out.parts, present(maps, trainee.settings.parts.presence, out.weight)]
+    whole = whole_batch([*own, *watched], world, views.shares)
+    side = PartBatch(*whole[2:6]) if len(own) == 6 else None
+    return Batch(views.rows, views.labels, whole[0], whole[1], side, tuple(whole[len(own) :]))
 
 
-def whole_batch(
-    found: Sequence[Tensor | None], world: World | None, shares: Sequence[int]
-) -> list[Tensor | None]:
-    """What this rank found of its images, [2b, ...] each, as what all found of the batch, [2, B, ...].
+def whole_batch(values: Sequence[Tensor], world: Ranks, shares: Sequence[int]) -> list[Tensor]:
+    """What this rank computed of its images, [2b, ...] each, as what all did of the batch, [2, B, ...].
 
     One message carries everything. The gradient of a rank's own images is whole: the other ranks compute the
     same loss.
     """
-    views = [None if each is None else each.reshape(2, -1, *each.shape[1:]) for each in found]
-    if world is None or world.size == 1:
-        return list(views)
-    own = [each.transpose(0, 1).float() for each in views if each is not None]
+    views = [each.reshape(2, -1, *each.shape[1:]) for each in values]
+    if world.size == 1:
+        return views
+    own = [each.transpose(0, 1).float() for each in views]
     wide = world.all_gather(torch.cat([each.flatten(1) for each in own], dim=1), shares)
-    columns = iter(torch.split(wide, [each[0].numel() for each in own], dim=1))
+    columns = torch.split(wide, [each[0].numel() for each in own], dim=1)
     return [
-        None if each is None else
-        next(columns).reshape(-1, 2, *each.shape[2:]).transpose(0, 1).to(_kept(each.dtype))
-        for each in views
-    ]  # fmt: skip
+        column.reshape(-1, 2, *each.shape[2:]).transpose(0, 1).to(_kept(each.dtype))
+        for column, each in zip(columns, views, strict=True)
+    ]
 
 
 def _kept(kind: torch.dtype) -> torch.dtype:

@@ -13,6 +13,7 @@ from torch.nn.functional import one_hot
 from partgcd.backbone.load import Backbone
 from partgcd.cluster.novel_samples import Expected
 from partgcd.config.tree import Settings
+from partgcd.methods.method import Batch, Term
 from partgcd.model.module import DiscoveryModel, restored
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.projection import Projection
@@ -59,6 +60,14 @@ class Teacher:
             self.strength,
             found,
         )
+
+    def terms(self, batch: Batch, temperature: float) -> list[Term]:
+        """The term against forgetting, of each head that the batch has."""
+        terms = [Term("memory", self.loss(batch.cosine, temperature), self.strength)]
+        if batch.parts is not None:
+            part = self.loss(batch.parts.cosine, temperature)
+            terms.append(Term("part_memory", part, self.strength, of_parts=True))
+        return terms
 
     def loss(self, cosine: Tensor, temperature: float) -> Tensor:
         """Cross-entropy of the student's answers in both views, cosines [2, B, C], to the targets [B, C]."""

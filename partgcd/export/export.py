@@ -128,7 +128,7 @@ def _manifest(
     return Manifest(
         format="partgcd bundle",
         schema_version=1,
-        method="partgcd" if source.parts is not None else "simgcd",
+        method=settings.discovery.method,
         backbone=BackboneEntry(
             name=info.name, kind=info.kind, grid=info.grid, dim=info.dim, trunk_dim=info.trunk_dim,
             weights=info.weights_digest, licence=info.licence, lineage=info.lineage,

@@ -182,7 +182,7 @@ class Manifest(Section):
 
     format: Literal["partgcd bundle"]
     schema_version: Literal[1]
-    method: Literal["partgcd", "simgcd"]
+    method: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
     backbone: BackboneEntry
     preprocessing: Preprocessing
     classes: list[ClassEntry] = Field(min_length=1)
@@ -209,8 +209,8 @@ class Manifest(Section):
                 raise ValueError(
                     f"preprocessing.{name} is {getattr(used, name)}, settings.data.{name} is {getattr(data, name)}"
                 )
-        if len({self.parts is None, self.projection is None, self.method == "simgcd"}) > 1:
-            raise ValueError("method, parts and projection do not belong together")
+        if (self.parts is None) != (self.projection is None) or self.method != self.settings.discovery.method:
+            raise ValueError("method, parts, projection and settings do not belong together")
         return self
 
     def to_json(self) -> str:

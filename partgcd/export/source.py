@@ -111,8 +111,8 @@ def open_source(run: RunFolder) -> Source:
         )
     if not run.model.exists():
         raise UserError(
-            f"'{run.path}' holds no model to export (method {settings.discovery.method}): "
-            "train with --method partgcd or simgcd"
+            f"'{run.path}' holds no model to export: an older version made it (method {settings.discovery.method}), "
+            "train it again"
         )
     try:
         tensors = load_file(run.model)

@@ -27,20 +27,14 @@ class Interrupted(Exception):
     """The fit stopped because it was asked to; its state is saved."""
 
 
-class World(Protocol):
-    """Rank, device, collectives, and where reports and checkpoints go.
+class Ranks(Protocol):
+    """Processes that share work: rank, size, and the collectives that arithmetic needs.
 
     Every rank calls the collectives, in one order. What they answer is the same bits on every rank.
     """
 
     rank: int
     size: int
-    device: torch.device
-    folder: RunFolder
-
-    @property
-    def stores(self) -> Path:
-        """Where this rank's host keeps what its ranks share: stores of tokens."""
 
     def all_reduce(self, value: Tensor) -> Tensor:
         """The sum over ranks."""
@@ -53,6 +47,42 @@ class World(Protocol):
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Each rank's value, in rank order."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Work that holds no collectives: when one rank leaves it as `Interrupted`, all leave it so."""
+
+
+class Alone:
+    """One process, for arithmetic that has no run folder: collectives are identities."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, value: Tensor) -> Tensor:
+        return value
+
+    def all_gather(self, value: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
+        return value
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return [value]
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+ALONE = Alone()
+
+
+class World(Ranks, Protocol):
+    """Rank, device, collectives, and where reports and checkpoints go."""
+
+    device: torch.device
+    folder: RunFolder
+
+    @property
+    def stores(self) -> Path:
+        """Where this rank's host keeps what its ranks share: stores of tokens."""
 
     def broadcast(self, value: Tensor) -> Tensor:
         """Rank 0's value; the shapes agree."""
@@ -68,9 +98,6 @@ class World(Protocol):
 
     def leader_first(self) -> AbstractContextManager[None]:
         """What the first rank of a host does before the host's others do it; a collective."""
-
-    def together(self) -> AbstractContextManager[None]:
-        """Work that holds no collectives: when one rank leaves it as `Interrupted`, all leave it so."""
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Record an epoch's line."""
@@ -91,11 +118,8 @@ class World(Protocol):
         """The same as a collective: every rank gets one answer."""
 
 
-class SoloWorld:
-    """One process: collectives are identities, Ctrl-C and SIGTERM ask for a stop."""
-
-    rank = 0
-    size = 1
+class SoloWorld(Alone):
+    """One process with a run: Ctrl-C and SIGTERM ask for a stop."""
 
     def __init__(
         self,
@@ -114,15 +138,6 @@ class SoloWorld:
     def stores(self) -> Path:
         return self.folder.cache
 
-    def all_reduce(self, value: Tensor) -> Tensor:
-        return value
-
-    def all_gather(self, value: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-        return value
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        return [value]
-
     def broadcast(self, value: Tensor) -> Tensor:
         return value
 
@@ -136,9 +151,6 @@ class SoloWorld:
         return work
 
     def leader_first(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def report(self, metrics: dict[str, Any]) -> None:
@@ -171,9 +183,9 @@ class SoloWorld:
         return stopping_on_signals(self._stop)
 
 
-def share_of(total: int, world: World | None, unit: int = 1) -> range:
+def share_of(total: int, world: Ranks, unit: int = 1) -> range:
     """This rank's contiguous share of ``total`` rows; shares begin at multiples of ``unit``, in rank order."""
-    if world is None or world.size == 1:
+    if world.size == 1:
         return range(total)
     units = -(-total // unit)
     first, last = (units * rank // world.size * unit for rank in (world.rank, world.rank + 1))

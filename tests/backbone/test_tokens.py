@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partgcd.backbone.load import load_backbone
-from partgcd.backbone.tokens import CHUNK, TokenStore, fill, generations
+from partgcd.backbone.tokens import CHUNK, Material, TokenStore, fill, generations
 from partgcd.config.tree import BackboneSettings
 from partgcd.data.pixels import PixelStore
 from partgcd.run.device import autocast
@@ -26,7 +26,7 @@ def scene():
 
 def _fill(store, scene, generation, seed, tick=lambda done, total: None):
     backbone, pixels, keys = scene
-    return fill(store, backbone, pixels, keys, generation, seed, autocast("fp32", CPU), CPU, tick)
+    return fill(store, Material(backbone, pixels, keys, autocast("fp32", CPU), CPU), generation, seed, tick)
 
 
 def _open(folder, scene, slots=1, stamp="a"):

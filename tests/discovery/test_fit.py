@@ -248,9 +248,7 @@ def test_the_last_clustering_gives_each_head_its_own_centres(
         return
     assert model.part_prototypes is not None and fitted.parts is not None
     setup = fitted.setup
-    _, features = compute_answers(
-        model, fitted.parts, setup.evaluation, settings, world.device, setup.autocast, lambda *_: None
-    )
+    _, features = compute_answers(model, fitted.parts, settings, setup.look(world))
     assert features is not None
     own = model.part_prototypes.unit().detach()
     # A centre is nearer to the features of its cluster than another head's prototypes are.

@@ -13,7 +13,8 @@ from partgcd.cluster.candidates import Candidates
 from partgcd.config.load import load_settings
 from partgcd.config.tree import BackboneSettings
 from partgcd.discovery import refresh
-from partgcd.discovery.refresh import Features, assign, compute_features, filtered_patches, refit_bank
+from partgcd.discovery.predict import PartModel
+from partgcd.discovery.refresh import Features, Look, assign, compute_features, filtered_patches, refit_bank
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.mixture import Mixture
@@ -44,9 +45,13 @@ def store(model: DiscoveryModel, tmp_path_factory: pytest.TempPathFactory) -> To
     return made
 
 
+def look_at(store: TokenStore) -> Look:
+    return Look(store, CPU, PLAIN, lambda done, total: None)
+
+
 @pytest.fixture(scope="module")
 def features(model: DiscoveryModel, store: TokenStore) -> Features:
-    return compute_features(model, store, CPU, PLAIN, lambda done, total: None)
+    return compute_features(model, look_at(store))
 
 
 @pytest.fixture
@@ -73,7 +78,7 @@ def test_batches_change_nothing_and_are_counted(
 ) -> None:
     monkeypatch.setattr(refresh, "BATCH", 8)
     told: list[tuple[int, int]] = []
-    small = compute_features(model, store, CPU, PLAIN, lambda *what: told.append(what))
+    small = compute_features(model, look_at(store)._replace(tick=lambda *what: told.append(what)))
     assert torch.allclose(small.cls, features.cls, atol=1e-5)
     assert told == [(0, 20), (8, 20), (16, 20), (20, 20)]
 
@@ -146,18 +151,18 @@ def test_patches_are_filtered_by_their_images_mean_attention(
     model: DiscoveryModel, store: TokenStore, features: Features
 ) -> None:
     rows = np.array([3, 11])
-    patches, counts = filtered_patches(model, store, None, rows, features.attention, True, CPU)
+    patches, counts = filtered_patches(model, look_at(store), None, rows, features.attention, True)
     mask = features.attention[rows] >= features.attention[rows].mean(dim=1, keepdim=True)
     assert counts.tolist() == mask.sum(dim=1).tolist()
     assert torch.equal(patches, model.backbone.frozen_patches(store.read(rows, CPU))[mask])
-    everything, counts = filtered_patches(model, store, None, rows, features.attention, False, CPU)
+    everything, counts = filtered_patches(model, look_at(store), None, rows, features.attention, False)
     assert counts.tolist() == [36, 36] and len(everything) == 72
 
 
 def test_classes_with_too_few_patches_keep_the_shared_mixture(
     model: DiscoveryModel, store: TokenStore, features: Features
 ) -> None:
-    everything, _ = filtered_patches(model, store, None, np.arange(IMAGES), features.attention, True, CPU)
+    everything, _ = filtered_patches(model, look_at(store), None, np.arange(IMAGES), features.attention, True)
     projection = fit_projection(everything, DIM, 0)
     generator = torch.Generator().manual_seed(2)
     shared = Mixture(
@@ -168,7 +173,7 @@ def test_classes_with_too_few_patches_keep_the_shared_mixture(
     before = GMMBank.all_shared(shared, CLASSES)
     candidates = Candidates(torch.tensor([5, 0, 1, 2, 3]), torch.tensor([3, 0, 0, 0, 0]))
     bank, likelihood, seconds = refit_bank(
-        model, store, projection, before, candidates, features.attention, SETTINGS, CPU
+        model, PartModel(before, projection), candidates, features.attention, SETTINGS, look_at(store)
     )
     assert bank.fitted.tolist() == [True, False, False, False]
     for unfitted in (1, 2, 3):
@@ -182,7 +187,7 @@ def test_classes_with_too_few_patches_keep_the_shared_mixture(
 def test_the_order_of_candidates_does_not_matter(
     model: DiscoveryModel, store: TokenStore, features: Features, tmp_path: Path
 ) -> None:
-    everything, _ = filtered_patches(model, store, None, np.arange(IMAGES), features.attention, True, CPU)
+    everything, _ = filtered_patches(model, look_at(store), None, np.arange(IMAGES), features.attention, True)
     projection = fit_projection(everything, DIM, 0)
     shared = Mixture(
         torch.log(torch.full((PARTS,), 1 / PARTS)), torch.eye(PARTS, DIM), torch.ones(PARTS, DIM)
@@ -191,8 +196,8 @@ def test_the_order_of_candidates_does_not_matter(
     banks = []
     for order in (torch.arange(12), torch.arange(12).reshape(4, 3).T.flatten()):
         bank, _, _ = refit_bank(
-            model, store, projection, GMMBank.all_shared(shared, CLASSES),
-            Candidates(rows[order], classes[order]), features.attention, SETTINGS, CPU,
+            model, PartModel(GMMBank.all_shared(shared, CLASSES), projection),
+            Candidates(rows[order], classes[order]), features.attention, SETTINGS, look_at(store),
         )  # fmt: skip
         banks.append(bank)
     assert torch.allclose(banks[0].mu, banks[1].mu, atol=1e-4)

@@ -10,12 +10,15 @@ from partgcd.backbone.load import load_backbone
 from partgcd.config.load import load_settings
 from partgcd.config.tree import BackboneSettings, Settings
 from partgcd.discovery.predict import PartModel
-from partgcd.discovery.step import StepLoss, step_loss
+from partgcd.discovery.step import StepLoss, Trainee, Views, step_loss
+from partgcd.methods import partgcd, simgcd
+from partgcd.methods.method import Moment, Scene
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.mixture import Mixture
 from partgcd.parts.projection import fit_projection
 from partgcd.run.device import autocast
+from partgcd.run.world import ALONE
 
 BATCH, CLASSES, PARTS, DIM = 4, 5, 3, 8
 LABELS = torch.tensor([0, 1, -1, -1])
@@ -45,9 +48,11 @@ class Stage:
         self, *assignments: str, alpha: float = 2.0, labels: Tensor = LABELS, labelled: bool = True
     ) -> StepLoss:
         settings = settings_with(*assignments)
-        return step_loss(
-            self.model, self.parts, self.tokens, labels, ASSIGNED, settings, alpha, 0.05, labelled, PLAIN
-        )
+        module = partgcd if self.parts is not None else simgcd
+        course = module.begin(Scene(self.model, labels, 2, settings))
+        trainee = Trainee(self.model, self.parts, course, settings, PLAIN)
+        views = Views(self.tokens, ASSIGNED, torch.arange(BATCH), labels, [BATCH])
+        return step_loss(trainee, views, Moment(0.05, alpha, labelled), ALONE)
 
 
 @pytest.fixture(scope="module")

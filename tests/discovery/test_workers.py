@@ -30,20 +30,22 @@ PIECES = """
 from partgcd.backbone.load import load_backbone
 from partgcd.config.load import load_settings
 from partgcd.config.tree import BackboneSettings
-from partgcd.cluster.candidates import select_candidates
+from partgcd.cluster.candidates import Scores, Wanted, select_candidates
 from partgcd.discovery.predict import PartModel
 from partgcd.cluster.prototypes import calibrated_prototypes
 from partgcd.discovery.refresh import Features, assign
 from partgcd.cluster.shares import class_shares
 from partgcd.cluster.sinkhorn import sinkhorn
 from partgcd.discovery.starts import settle_clusters
-from partgcd.discovery.step import step_loss
+from partgcd.discovery.step import Trainee, Views, step_loss
+from partgcd.methods import partgcd
+from partgcd.methods.method import Moment, Scene
 from partgcd.model.module import DiscoveryModel
 from partgcd.parts.bank import GMMBank
 from partgcd.parts.mixture import Mixture
 from partgcd.parts.projection import fit_projection
 from partgcd.run.device import autocast
-from partgcd.run.world import share_of
+from partgcd.run.world import ALONE, share_of
 
 N, C, D = 101, 7, 12
 draw = torch.Generator().manual_seed(5)
@@ -93,10 +95,9 @@ def candidates_are_merged_into_the_same_order():
     q[10:90, 5] = 0.25  # equal scores on both ranks: the smaller row wins
     for mode in ("prediction", "sinkhorn", "prototypes", "calibrated"):
         for count in (1, 13, 1000):
-            alone = select_candidates(mode, features, scores, q, wanted, labels, 3, count)
-            found = select_candidates(
-                mode, features[mine], scores[mine], q[mine], wanted, labels, 3, count, world=world
-            )
+            how = Wanted(mode, count)
+            alone = select_candidates(Scores(features, scores, q, wanted), labels, 3, how)
+            found = select_candidates(Scores(features[mine], scores[mine], q[mine], wanted), labels, 3, how, world)
             assert torch.equal(found.rows, alone.rows) and torch.equal(found.classes, alone.classes), mode
 
 
@@ -122,10 +123,10 @@ def losses_and_gradients_are_those_of_the_whole_batch():
         part_model = PartModel(GMMBank.all_shared(shared, classes), projection)
         pick = (slice(0, 3) if rank == 0 else slice(3, 5)) if many else slice(None)
         seen = tokens.view(2, images, *tokens.shape[1:])[:, pick].flatten(0, 1)
-        loss = step_loss(
-            model, part_model, seen, known, assigned[pick], settings, 0.7, 0.05, True, plain,
-            world if many else None, [3, 2],
-        )
+        course = partgcd.begin(Scene(model, known, 2, settings))
+        views = Views(seen, assigned[pick], torch.arange(images), known, [3, 2] if many else [images])
+        trainee = Trainee(model, part_model, course, settings, plain)
+        loss = step_loss(trainee, views, Moment(0.05, 0.7, True), world if many else ALONE)
         loss.total.backward()
         trained = [value for value in model.parameters() if value.requires_grad]
         if many:

@@ -113,6 +113,7 @@ def test_an_unfinished_run_and_a_run_without_a_model_are_refused(
     run_of: RunOf, photos: Path, tmp_path: Path
 ) -> None:
     made = run_of(tmp_path / "run", photos, "discovery.method=kmeans")
+    made.model.unlink()
     with pytest.raises(UserError, match="holds no model to export") as told:
         export_run(made, tmp_path / "out")
     assert told.value.code == 2

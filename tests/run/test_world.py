@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from partgcd.config.tree import Settings
 from partgcd.run.checkpoint import State
 from partgcd.run.folder import RunFolder
-from partgcd.run.world import SoloWorld, World, share_of
+from partgcd.run.world import ALONE, SoloWorld, World, share_of
 
 
 @pytest.fixture
@@ -121,4 +121,4 @@ def test_shares_are_contiguous_whole_and_even(total: int, size: int, unit: int) 
     assert all(share.start % unit == 0 or not len(share) for share in shares)
     units = [-(-len(share) // unit) for share in shares]
     assert max(units) - min(units) <= 1
-    assert share_of(total, None) == range(total)
+    assert share_of(total, ALONE) == range(total)

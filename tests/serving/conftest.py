@@ -172,7 +172,8 @@ def make_bundle(
             "partgcd": "0", "git": None, "versions": {}, "seed": flavour, "data": "0" * 64,
             "images": {"total": 9, "labelled": 9, "unlabelled": 0},
         },
-        "settings": Settings.model_validate({"data": {"image_size": SIZE}}), "files": {},
+        "settings": Settings.model_validate({
+            "data": {"image_size": SIZE}, "discovery": {"method": "partgcd" if parts else "simgcd"}}), "files": {},
     }  # fmt: skip
     with building(path) as folder:
         write_bytes(folder / GRAPH, model)
