@@ -76,15 +76,9 @@ class Wide:
 
 def inline(run: RunFolder, settings: Settings, progress: Progress) -> dict[str, Any]:
     """All of the run that is not done yet, in this process."""
-    from partgcd.discovery.discover import discover
-    from partgcd.run.device import pick_device
-    from partgcd.run.world import SoloWorld
+    from partgcd.discovery.discover import train_here
 
-    world = SoloWorld(run, pick_device(settings.train.device), progress.update, progress.epoch)
-    with world.stopping_on_signals():
-        summary = discover(run, settings, world)
-        _report(run, progress)
-    return summary
+    return train_here(run, settings, progress.update, progress.epoch)
 
 
 def on_ray(run: RunFolder, settings: Settings, cluster: Cluster, progress: Progress) -> dict[str, Any]:
@@ -103,9 +97,7 @@ def on_ray(run: RunFolder, settings: Settings, cluster: Cluster, progress: Progr
     )
     progress.phase("starting Ray")
     try:
-        return train_on_ray(
-            run, settings, cluster, progress.update, progress.epoch, lambda: _report(run, progress)
-        )
+        return train_on_ray(run, settings, cluster, progress.update, progress.epoch)
     except RuntimeError as error:
         # Where it was raised is in the workers' own words; a trace of this process would say nothing.
         described = describe_failure(error)
@@ -150,11 +142,3 @@ def _need_ray() -> None:
 
     if importlib.util.find_spec("ray") is None:
         raise UserError("training on many workers needs Ray: pip install 'partgcd[cpu]' (or 'partgcd[gpu]')")
-
-
-def _report(run: RunFolder, progress: Progress) -> None:
-    from partgcd.report.build import build_report
-
-    run.update(status="finished")  # a kill may have come between the summary and this
-    progress.phase("report")
-    build_report(run.path)

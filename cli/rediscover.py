@@ -130,7 +130,6 @@ def rediscover(
     from partgcd.continual.rediscover import Request
     from partgcd.continual.rediscover import rediscover as look
     from partgcd.data.cells import shown
-    from partgcd.report.changes import render_changes
     from partgcd.run.world import Interrupted
 
     request = Request(
@@ -151,7 +150,7 @@ def rediscover(
     )
     progress = Progress()
     try:
-        outcome = look(request, progress.update, render_changes)
+        outcome = look(request, progress.update)
     except Interrupted:
         progress.close()
         typer.echo("interrupted; the same command goes on", err=True)

@@ -17,6 +17,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
+from partgcd.discovery.discover import make_report
 from partgcd.disk.files import read_json
 from partgcd.run.folder import RunFolder
 from partgcd.run.signals import stopping_on_signals
@@ -59,14 +60,12 @@ def train_on_ray(
     cluster: Cluster,
     tell: Tell,
     on_epoch: Callable[[dict[str, Any]], None],
-    conclude: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Do whatever of ``run`` is not done yet on the workers of ``cluster``.
 
     Args:
         tell: progress of all workers as one: phase, done, total, note.
         on_epoch: told each finished epoch's metrics.
-        conclude: what is left to do in the run folder before it goes to the storage.
 
     Returns:
         the summary.
@@ -104,7 +103,8 @@ def train_on_ray(
                 if cluster.address is None:
                     free_reservations()
             summary: dict[str, Any] = read_json(run.summary)
-            conclude()
+            tell("report", 0, 1, "")
+            make_report(run)
             if cluster.storage is not None:
                 put_results(run, cluster.storage)
             return summary

@@ -26,7 +26,7 @@ from partgcd.continual.recall import ask, recall
 from partgcd.continual.rediscover import Request, rediscover
 from partgcd.data.decode import decode
 from partgcd.data.pixels import evaluation_view
-from partgcd.discovery.discover import discover
+from partgcd.discovery.discover import discover, here
 from partgcd.discovery.predict import PartModel
 from partgcd.discovery.task import Task
 from partgcd.disk.files import read_json, write_bytes, write_csv, write_json
@@ -36,9 +36,8 @@ from partgcd.export.export import export_run
 from partgcd.export.source import open_source
 from partgcd.model.module import DiscoveryModel
 from partgcd.registry.versions import Registry
-from partgcd.run.device import pick_device, processor
+from partgcd.run.device import processor
 from partgcd.run.folder import RunFolder
-from partgcd.run.world import SoloWorld
 
 Say = Callable[[str], None]
 Progress = Callable[..., None]
@@ -217,8 +216,7 @@ def _train(at: _Stage, path: Path, files: list[str], classes: int) -> RunFolder:
         run = RunFolder.open(path)
     else:
         run = RunFolder.create(path, settings, manifest, Task(manifest).request())
-    world = SoloWorld(run, pick_device(settings.train.device), at.progress)
-    with run.claimed(), world.stopping_on_signals():
+    with run.claimed(), here(run, settings, at.progress) as world:
         discover(run, settings, world)
     return run
 

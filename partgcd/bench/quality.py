@@ -18,13 +18,12 @@ from partgcd.bench.sets import write_set
 from partgcd.config.errors import UserError
 from partgcd.config.load import flatten
 from partgcd.config.tree import Settings
-from partgcd.discovery.discover import build_catalog, discover
+from partgcd.discovery.discover import build_catalog, discover, here
 from partgcd.discovery.task import Task
 from partgcd.disk.files import read_json, write_json
 from partgcd.methods.known import method_of
-from partgcd.run.device import pick_device, processor
+from partgcd.run.device import processor
 from partgcd.run.folder import RunFolder
-from partgcd.run.world import SoloWorld
 
 _SHARED = ("cache/evaluation", "cache/pool")
 _CATALOG = ("catalog.parquet", "truth.parquet", "quarantine.csv", "duplicates.csv")
@@ -160,8 +159,7 @@ def _run(
     if (ground / _CATALOG[0]).exists():
         _share(path / "store", ground / "store")
         _copy_catalog(ground, path)
-    world = SoloWorld(run, pick_device(settings.train.device), progress)
-    with run.claimed(), world.stopping_on_signals():
+    with run.claimed(), here(run, settings, progress) as world:
         build_catalog(run, settings, world)
         if not (path / "store").is_symlink():
             if (path / "store").exists():  # else a kill came right after the move

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ from partgcd.registry.naming import ids_by_word, resolve
 from partgcd.registry.overlay import overlay_of
 from partgcd.registry.roster import first_sizes, list_classes
 from partgcd.registry.versions import Registry, Version
+from partgcd.report.changes import render_changes
 from partgcd.run.device import pick_device
 from partgcd.run.folder import RunFolder
 from partgcd.run.world import SoloWorld, World
@@ -60,8 +61,6 @@ from partgcd.schedule.due import KEPT
 
 _MOST_NEW = 1000
 _VAGUE = 0.75  # width of an interval of a share from which on it says nothing
-
-Render = Callable[[Mapping[str, Any], Callable[[list[int]], NDArray[np.uint8]] | None], bytes]
 
 
 @dataclass(frozen=True)
@@ -122,12 +121,8 @@ class Outcome:
 def rediscover(
     request: Request,
     progress: Callable[[str, int, int, str], None] = lambda phase, done, total, note: None,
-    render: Render | None = None,
 ) -> Outcome:
     """Look at new photos and make the next version if they, or a person, bring new classes.
-
-    Args:
-        render: makes the change report out of what changed and a way to the pixels of the new photos.
 
     Raises:
         UserError: code 75 while another rediscovery of this registry runs; code 1 where it can't be done.
@@ -152,7 +147,7 @@ def rediscover(
         if before is not None and not request.again:
             shutil.rmtree(registry.work, ignore_errors=True)
             return Outcome(int(before["code"]), f"nothing new since {before['time']}: {before['told']}")
-        outcome = _attempt(request, registry, champion, arrivals, said, attempt, progress, render)
+        outcome = _attempt(request, registry, champion, arrivals, said, attempt, progress)
         outcome = replace(outcome, told=outcome.told + arrivals.left_out() + said.left_out())
         remember(registry, attempt, {
             "code": outcome.code, "told": outcome.told, "version": outcome.version, "champion": bundle.id,
@@ -170,7 +165,6 @@ def _attempt(
     said: Said,
     attempt: str,
     progress: Callable[[str, int, int, str], None],
-    render: Render | None,
 ) -> Outcome:
     began = time.perf_counter()
     bundle = open_bundle(champion.bundle)
@@ -257,11 +251,10 @@ def _attempt(
     )  # fmt: skip
     store = PixelStore.open(run.store) if request.images else None
     extras = {"changes.json": json.dumps(changes, indent=1, ensure_ascii=False, allow_nan=False).encode()}
-    if render is not None:
-        size = settings.data.image_size
-        extras["changes.html"] = render(
-            changes, (lambda rows: store.centre(np.array(rows), size)) if store is not None else None
-        )
+    size = settings.data.image_size
+    extras["changes.html"] = render_changes(
+        changes, (lambda rows: store.centre(np.array(rows), size)) if store is not None else None
+    )
     version = registry.add(out, parent=champion.number, note="rediscovered", extras=extras)
     settled = settle_names(registry, version)
     registry.point("candidate", version.number, "rediscovered")

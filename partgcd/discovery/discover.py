@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +23,12 @@ from partgcd.discovery.task import Task, listing_of
 from partgcd.discovery.untrained import cluster_untrained
 from partgcd.disk.files import read_json, write_bytes, write_json
 from partgcd.methods.known import method_of
+from partgcd.run.device import pick_device
 from partgcd.run.folder import RunFolder
-from partgcd.run.world import World
+from partgcd.run.world import SoloWorld, World
+
+OnProgress = Callable[[str, int, int, str], None]
+OnReport = Callable[[dict[str, Any]], None]
 
 
 def discover(run: RunFolder, settings: Settings, world: World) -> dict[str, Any]:
@@ -61,6 +67,46 @@ def discover(run: RunFolder, settings: Settings, world: World) -> dict[str, Any]
     world.barrier()
     summary = read_json(run.summary)
     return summary
+
+
+@contextmanager
+def here(
+    run: RunFolder,
+    settings: Settings,
+    on_progress: OnProgress | None = None,
+    on_report: OnReport | None = None,
+) -> Iterator[SoloWorld]:
+    """This process as the world of ``run``; inside, Ctrl-C and SIGTERM ask it to stop at the next safe moment.
+
+    Args:
+        on_progress: told phase, done, total and a note.
+        on_report: told each finished epoch's metrics.
+    """
+    world = SoloWorld(run, pick_device(settings.train.device), on_progress, on_report)
+    with world.stopping_on_signals():
+        yield world
+
+
+def train_here(
+    run: RunFolder,
+    settings: Settings,
+    on_progress: OnProgress | None = None,
+    on_report: OnReport | None = None,
+) -> dict[str, Any]:
+    """Do whatever of the run is not done yet in this process, its report too. Errors and answer as `discover`."""
+    with here(run, settings, on_progress, on_report) as world:
+        summary = discover(run, settings, world)
+        world.progress("report", 0, 1)
+        make_report(run)
+    return summary
+
+
+def make_report(run: RunFolder) -> None:
+    """The page of a run that is done."""
+    from partgcd.report.build import build_report
+
+    run.update(status="finished")  # a kill may have come between the summary and this
+    build_report(run.path)
 
 
 def _conclude(

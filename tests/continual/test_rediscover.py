@@ -23,7 +23,6 @@ from partgcd.registry.naming import ids_by_word
 from partgcd.registry.roster import list_classes
 from partgcd.registry.serve import load_predictor
 from partgcd.registry.versions import Registry
-from partgcd.report.changes import render_changes
 from partgcd.run.folder import RunFolder
 
 Photos = Callable[..., Path]
@@ -38,7 +37,7 @@ def look(registry: Registry, quick_export: None) -> Callable[..., Outcome]:
         request = Request(
             registry.path, folder, classes=1, epochs=2, margins=LENIENT, train={"device": "cpu", "threads": 1}
         )
-        return rediscover(replace(request, **changes), render=render_changes)
+        return rediscover(replace(request, **changes))
 
     return call
 

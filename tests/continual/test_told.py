@@ -24,7 +24,6 @@ from partgcd.export.bundle import EXEMPLARS, open_bundle, read_tensors
 from partgcd.registry.edits import rename
 from partgcd.registry.roster import list_classes
 from partgcd.registry.versions import Registry
-from partgcd.report.changes import render_changes
 from partgcd.run.folder import RunFolder
 
 Photos = Callable[..., Path]
@@ -40,7 +39,7 @@ def teach(registry: Registry, quick_export: None) -> Callable[..., Outcome]:
             registry.path, new, "always", told, True, classes=0, epochs=2, margins=Margins(1.0, 1.0, 1.0, 0.0),
             train={"device": "cpu", "threads": 1},
         )  # fmt: skip
-        return rediscover(replace(request, **changes), render=render_changes)  # type: ignore[arg-type]
+        return rediscover(replace(request, **changes))  # type: ignore[arg-type]
 
     return call
 
