@@ -88,11 +88,13 @@ def _look(trainee: Trainee, views: Views, world: Ranks) -> Batch:
                 watched = trainee.course.watch(tokens)
     with trainee.autocast():
         out = model(tokens, maps)
-        own = [model.prototypes(out.cls), model.projector(out.cls)]
-        if out.part is not None:
-            own += [model.part_cosine(out.part), model.projector(out.part)]
-    if maps is not None and out.parts is not None:
-        own += [out.parts, present(maps, trainee.settings.parts.presence, out.weight)]
+        # Gradients are added up in the order of these lines: another one has other last bits.
+        projected = model.projector(out.cls)
+        own = [model.prototypes(out.cls), projected]
+        if maps is not None and out.part is not None and out.parts is not None:
+            part_projected = model.projector(out.part)
+            own += [model.part_cosine(out.part), part_projected, out.parts]
+            own.append(present(maps, trainee.settings.parts.presence, out.weight))
     whole = whole_batch([*own, *watched], world, views.shares)
     side = PartBatch(*whole[2:6]) if len(own) == 6 else None
     return Batch(views.rows, views.labels, whole[0], whole[1], side, tuple(whole[len(own) :]))
