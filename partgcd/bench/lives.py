@@ -22,7 +22,7 @@ from partgcd.bench.life_score import changed_meaning, moved_away, score, unknown
 from partgcd.bench.quality import measured_settings, same_settings
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
-from partgcd.continual.recall import ask, recall
+from partgcd.continual.recall import Asked, ask, recall
 from partgcd.continual.rediscover import Request, rediscover
 from partgcd.data.decode import decode
 from partgcd.data.pixels import evaluation_view
@@ -281,9 +281,8 @@ def _ask(
     """Class id of every held-out image."""
     tokens = _test_tokens(at, model, settings)
     found = ask(
-        model, parts, None, settings, lambda rows: torch.from_numpy(tokens[rows]).float(), np.arange(len(tokens)),
-        torch.no_grad, lambda done, total: None,
-    )  # fmt: skip
+        Asked(model, parts, None, settings), lambda rows: torch.from_numpy(tokens[rows]).float(), len(tokens)
+    )
     return [ids[index] for index in found.fused.argmax(dim=1).tolist()]
 
 

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from partgcd.config.errors import UserError
-from partgcd.continual.recall import ask, recall
+from partgcd.continual.recall import Asked, ask, recall
 from partgcd.export.bundle import EXEMPLARS, Bundle, open_bundle, read_tensors, write_manifest
 from partgcd.export.manifest import ClassEntry
 from partgcd.registry.naming import name_key, unique_name
@@ -90,9 +90,8 @@ def _match(bundle: Bundle, champion: Bundle, rows: list[ClassRow]) -> dict[int, 
     known = recall(champion)
     exemplars = read_tensors(bundle, EXEMPLARS)
     told = ask(
-        known.model, known.parts, None, known.settings,
-        lambda rows: torch.from_numpy(exemplars["tokens"][rows]).float(), np.arange(len(exemplars["keys"])),
-        torch.no_grad, lambda done, total: None,
+        Asked(known.model, known.parts, None, known.settings),
+        lambda rows: torch.from_numpy(exemplars["tokens"][rows]).float(), len(exemplars["keys"]),
     ).fused.argmax(dim=1).numpy()  # fmt: skip
     columns, own = len(champion.manifest.classes), exemplars["classes"].astype(np.int64)
     votes = np.zeros((len(bundle.manifest.classes), columns))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -213,39 +214,42 @@ def warm_start(
     return WarmStart(tensors, bank, projection, teacher, replay if len(replay) else None, growth.expected)
 
 
-def train(
-    run: RunFolder,
-    settings: Settings,
-    catalog: Catalog,
-    world: World,
-    start: WarmStart,
-    standing: Standing,
-    parted: Parted,
-    new_ids: list[str],
-    numbered: int,
-) -> Trained:
+class Fresh(NamedTuple):
+    """What a training that goes on is given beside its start.
+
+    Attributes:
+        new_ids: an id for each new class.
+        numbered: what provisional names count on from.
+    """
+
+    run: RunFolder
+    settings: Settings
+    catalog: Catalog
+    parted: Parted
+    new_ids: list[str]
+    numbered: int
+
+
+def train(fresh: Fresh, world: World, start: WarmStart, standing: Standing) -> Trained:
     """Train, drop new classes that came to nothing, and leave a finished run that can be exported.
 
     A class came to nothing if it got too few photos, or ones that do not lie together for the champion. What holds on
     to former answers also leans to classes that people vouch for.
-
-    Args:
-        new_ids: an id for each new class.
-        numbered: what provisional names count on from.
     """
+    run, settings, catalog, parted, new_ids, numbered = fresh
     fitted = fit(settings, catalog, world, start)
     carried, memory = standing.carried, standing.known.memory
-    old, fresh = len(carried.ids), catalog.labels < 0
+    old, unlabelled = len(carried.ids), catalog.labels < 0
     answers = answer_all(fitted, settings, world)
     # Before answers lean: that known classes get the doubtful photos says nothing about the new ones.
-    told = np.where(fresh, answers.fused.argmax(axis=1), catalog.labels)
-    together = coherence(standing.opinion.joint.numpy(), told, fresh, range(old, start.classes))
+    told = np.where(unlabelled, answers.fused.argmax(axis=1), catalog.labels)
+    together = coherence(standing.opinion.joint.numpy(), told, unlabelled, range(old, start.classes))
     kept = np.ones(len(together), dtype=bool)
     if start.teacher is not None:  # plain fine-tuning, which it is compared with, has neither
         kept = together >= COHERENT
         fitted.setup.model.lean_by(_lean(carried, start.classes).to(world.device))
         answers = answer_all(fitted, settings, world)
-    kept &= np.bincount(answers.fused.argmax(axis=1)[fresh], minlength=start.classes)[old:] >= SMALLEST
+    kept &= np.bincount(answers.fused.argmax(axis=1)[unlabelled], minlength=start.classes)[old:] >= SMALLEST
     if not kept.all():
         keep = np.concatenate([np.arange(old), old + np.flatnonzero(kept)])
         fitted = prune(fitted, keep)

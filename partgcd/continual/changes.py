@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from partgcd.continual.gate import NEW_CLASS, SURE, Check, Measured
 from partgcd.continual.growth import Growth
 from partgcd.continual.intake import Arrivals
 from partgcd.continual.likeness import MANY, UNLIKE, surges, unlikeness
-from partgcd.continual.recall import Opinion, ask, trunk_tokens
+from partgcd.continual.recall import Asked, Opinion, ask, trunk_tokens
 from partgcd.continual.told import HeldOut
 from partgcd.data.catalog import Catalog
 from partgcd.registry.overlay import Overlay
@@ -33,21 +35,46 @@ was sure of were such ones, and they were all that moved; of those nearer than h
 """
 
 
-def measure(
-    settings: Settings,
-    standing: Standing,
-    parted: Parted,
-    familiar: NDArray[np.float64],
-    trained: Trained,
-    world: World,
-    beside: HeldOut | None,
-) -> Measured:
-    """Champion and candidate on the remembered and held-out images and the new photos.
+class Against(NamedTuple):
+    """What a candidate is measured against.
 
-    Args:
+    Attributes:
         familiar: `growth.familiarity` of the new photos.
         beside: pixels [H, 3, S, S] and class of images that a person holds out beside the memory's.
     """
+
+    standing: Standing
+    parted: Parted
+    familiar: NDArray[np.float64]
+    beside: HeldOut | None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A finished training as its judges see it, and its bundle."""
+
+    trained: Trained
+    measured: Measured
+    checks: list[Check]
+    bundle: Path
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check is."""
+        return all(check.passed for check in self.checks)
+
+
+class About(NamedTuple):
+    """Of a rediscovery: the version it went on from, its seed, and its seconds."""
+
+    parent: int
+    seed: int
+    seconds: float
+
+
+def measure(against: Against, settings: Settings, trained: Trained, world: World) -> Measured:
+    """Champion and candidate on the remembered and held-out images and the new photos."""
+    standing, parted, familiar, beside = against
     known, overlay, carried = standing.known, standing.overlay, standing.carried
     old, total = len(carried.ids), len(trained.records)
     asked = known.on(world.device).served()
@@ -64,7 +91,7 @@ def measure(
             answers.append(np.zeros((0, total), np.float32))
             continue
         found = ask(
-            model, mixtures, None, settings, lambda rows: joined[rows].to(world.device), np.arange(len(joined)),
+            Asked(model, mixtures, None, settings), lambda rows: joined[rows].to(world.device), len(joined),
             trained.fitted.setup.autocast, lambda done, all_: world.progress("gate", done, all_),
         )  # fmt: skip
         answers.append(
@@ -94,18 +121,10 @@ def _columns(overlay: Overlay, carried: Carried, opinion: Opinion, total: int) -
 
 
 def describe_changes(
-    found: Measured,
-    trained: Trained,
-    carried: Carried,
-    catalog: Catalog,
-    checks: list[Check],
-    parent: int,
-    growth: Growth,
-    arrivals: Arrivals,
-    seed: int,
-    seconds: float,
+    judged: Judged, carried: Carried, catalog: Catalog, growth: Growth, arrivals: Arrivals, about: About
 ) -> dict[str, Any]:
     """Everything the change report tells, as plain values. Images are named by path and row of the catalog."""
+    found, trained, checks = judged.measured, judged.trained, judged.checks
     known, old, records = found.old - found.taught, found.old, trained.records
     fresh = np.flatnonzero(catalog.labels < 0)
     before, after = found.seen
@@ -138,7 +157,7 @@ def describe_changes(
             remembered, came = (
                 trained.features[rows] for rows in (catalog.labels == record.index, fresh[own])
             )
-            unlike, many = unlikeness(remembered, came, seed), float(times[record.index])
+            unlike, many = unlikeness(remembered, came, about.seed), float(times[record.index])
             mixed = many >= MANY and unlike >= UNLIKE
             if mixed:  # strangers first: the surest photos are the class's own
                 strange = own[np.argsort(closeness(remembered, came), kind="stable")][:_PICTURES]
@@ -152,7 +171,7 @@ def describe_changes(
         for row in moved[:_MOST_DISAGREEMENTS]
     ]  # fmt: skip
     return {
-        "parent": parent,
+        "parent": about.parent,
         "photos": {
             "new": len(fresh), "seen": arrivals.seen, "copies": arrivals.copies, "broken": len(catalog.broken),
             "unfamiliar": int(found.novel.sum()), "replayed": int((catalog.labels >= 0).sum()),
@@ -171,7 +190,7 @@ def describe_changes(
         "disagreements": disagreements,
         "checks": [check.as_json() for check in checks],
         "passed": all(check.passed for check in checks),
-        "seconds": round(seconds, 1),
+        "seconds": round(about.seconds, 1),
     }  # fmt: skip
 
 

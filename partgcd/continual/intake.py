@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,35 @@ from partgcd.data.walk import walk
 
 _BLANK = 4.0  # variance of grey values
 _RELATED = 0.15  # correlation of pixels four apart: resizing and JPEG blocks bind nearer ones in noise, too
+
+
+_HELD_BYTES = 2**29
+"""Bytes of files that are held from the look at their contents to their decoding; those beyond are read again."""
+
+
+class Reader:
+    """Reads each image file once: what was read for its content is given, once more, to who decodes it."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, bytes] = {}
+        self._room = _HELD_BYTES
+
+    def key(self, path: Path, hold: Callable[[int], bool] = lambda key: True) -> int:
+        """`content_key` of a file, whose bytes are held if ``hold`` says so of the key. Raises BrokenImage."""
+        data = read_image(path)
+        key = content_key(data)
+        if len(data) <= self._room and path not in self._held and hold(key):
+            self._held[path] = data
+            self._room -= len(data)
+        return key
+
+    def read(self, path: Path) -> bytes:
+        """The bytes of a file. Raises BrokenImage."""
+        held = self._held.pop(path, None)
+        if held is None:
+            return read_image(path)
+        self._room += len(held)
+        return held
 
 
 @dataclass(frozen=True)
@@ -48,11 +78,12 @@ class Arrivals:
         return hashlib.sha256(np.sort(self.keys).astype(">u8").tobytes()).hexdigest()
 
 
-def look_through(folder: Path, seen: NDArray[np.uint64]) -> Arrivals:
+def look_through(folder: Path, seen: NDArray[np.uint64], reader: Reader | None = None) -> Arrivals:
     """Read (not decode) every image of ``folder`` and keep what is new in it.
 
     Args:
         seen: keys of images that were trained on.
+        reader: holds what is new for who decodes it; None where nobody does.
 
     Raises:
         UserError: no such folder.
@@ -63,7 +94,11 @@ def look_through(folder: Path, seen: NDArray[np.uint64]) -> Arrivals:
     copies = before = unreadable = 0
     for entry in listing.entries:
         try:
-            key = content_key(read_image(listing.root / entry.path))
+            path = listing.root / entry.path
+            if reader is None:
+                key = content_key(read_image(path))
+            else:
+                key = reader.key(path, lambda key: key not in known and key not in found)
         except BrokenImage:
             unreadable += 1
             continue

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -158,21 +159,34 @@ def recall(bundle: Bundle, weights: Path | None = None) -> Known:
     return Known(bundle, settings, model, parts, scale, memory, lean.detach() if lean is not None else None)
 
 
+class Asked(NamedTuple):
+    """A model that is asked, on its device; without a scale novelty is of its probabilities alone."""
+
+    model: DiscoveryModel
+    parts: PartModel | None
+    scale: RatioScale | None
+    settings: Settings
+
+    @classmethod
+    def of(cls, known: Known, settings: Settings) -> Asked:
+        """What a champion knows, asked under ``settings``."""
+        return cls(known.model, known.parts, known.scale, settings)
+
+
 @torch.no_grad()
 def ask(
-    model: DiscoveryModel,
-    parts: PartModel | None,
-    scale: RatioScale | None,
-    settings: Settings,
+    asked: Asked,
     read: Callable[[NDArray[np.int64]], Tensor],
-    rows: NDArray[np.int64],
-    autocast: Callable[[], AbstractContextManager[object]],
-    tick: Callable[[int, int], None],
+    images: int,
+    autocast: Callable[[], AbstractContextManager[object]] = torch.no_grad,
+    tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> Opinion:
-    """What a model says of the images ``rows``, whose trunk tokens ``read`` gives on its device.
+    """What a model says of so many ``images``, whose trunk tokens ``read`` gives, by row, on its device.
 
     Results are on the CPU.
     """
+    model, parts, scale, settings = asked
+    rows = np.arange(images)
     fused, cls, part, scores = [], [], [], []
     model.eval()
     for start in range(0, len(rows), _BATCH):
@@ -196,6 +210,11 @@ def ask(
             part.append(normalize(found.feature.float(), dim=1).cpu())
     tick(len(rows), len(rows))
     return Opinion(torch.cat(fused), torch.cat(cls), torch.cat(part) if part else None, torch.cat(scores))
+
+
+def recalled_tokens(memory: Memory, rows: NDArray[np.int64]) -> Tensor:
+    """Trunk tokens [B, T, Dt] of remembered images."""
+    return torch.from_numpy(memory.tokens[rows]).float()
 
 
 @torch.no_grad()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from partgcd.config.errors import UserError
@@ -23,40 +22,31 @@ from partgcd.config.tree import Settings
 from partgcd.continual.attempts import attempt_digest, read_attempts, remember
 from partgcd.continual.candidate import (
     STRENGTH,
+    Fresh,
+    Trained,
     continual_settings,
     epochs_for,
-    join_catalog,
-    mint_ids,
     new_alone,
-    part_memory,
     train,
     warm_start,
 )
-from partgcd.continual.carry import Carried, Standing, carried_classes
-from partgcd.continual.changes import describe_changes, measure
+from partgcd.continual.changes import About, Against, Judged, describe_changes, measure
 from partgcd.continual.gate import Check, Margins, judge
 from partgcd.continual.growth import SMALLEST, Growth, count_new
-from partgcd.continual.intake import Arrivals, empty_pictures, look_through
-from partgcd.continual.recall import REPLAYED, Known, Opinion, ask, recall
-from partgcd.continual.told import Said, correct, held_out, read_said, teach, unheard
-from partgcd.data.catalog import Catalog
-from partgcd.data.ingest import ingest
-from partgcd.data.listing import Entry, Listing
+from partgcd.continual.intake import Arrivals, Reader, look_through
+from partgcd.continual.look import Place, Seen, ids_for, look
+from partgcd.continual.recall import recall
+from partgcd.continual.told import Said, held_out, read_said, unheard
 from partgcd.data.pixels import PixelStore
-from partgcd.discovery.setup import ground, stopping_ticker
-from partgcd.disk.files import read_json, write_json
-from partgcd.export.bundle import EXEMPLARS, MANIFEST, open_bundle, read_tensors
+from partgcd.discovery.discover import here
+from partgcd.export.bundle import EXEMPLARS, MANIFEST, Bundle, open_bundle, read_tensors
 from partgcd.export.export import export_run
 from partgcd.registry.edits import settle_names
-from partgcd.registry.log import fold, read_log
-from partgcd.registry.naming import ids_by_word, resolve
-from partgcd.registry.overlay import overlay_of
-from partgcd.registry.roster import first_sizes, list_classes
+from partgcd.registry.naming import ids_by_word
+from partgcd.registry.roster import first_sizes
 from partgcd.registry.versions import Registry, Version
 from partgcd.report.changes import render_changes
-from partgcd.run.device import pick_device
 from partgcd.run.folder import RunFolder
-from partgcd.run.world import SoloWorld, World
 from partgcd.schedule.due import KEPT
 
 _MOST_NEW = 1000
@@ -118,6 +108,54 @@ class Outcome:
     checks: list[Check] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Champion:
+    """The version that a rediscovery goes on from, as it lies on disk.
+
+    Attributes:
+        seen: content keys of all images that it was trained on.
+    """
+
+    version: Version
+    bundle: Bundle
+    seen: NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What has come: new photos, and what a person says.
+
+    Attributes:
+        reader: holds what was read of both, for who decodes it.
+        words: digest of what the person says.
+        attempt: digest of all that decides the outcome.
+    """
+
+    arrivals: Arrivals
+    said: Said
+    reader: Reader
+    words: str
+    attempt: str
+
+
+@dataclass(frozen=True)
+class Sought:
+    """What the new photos hold that is new.
+
+    Attributes:
+        familiar: what `measure` asks of the photos that are of known classes.
+        ids: of the new classes.
+        numbered: what their provisional names count on from.
+        corrected: labelled images that tell the champion something.
+    """
+
+    growth: Growth
+    familiar: NDArray[np.float64]
+    ids: list[str]
+    numbered: int
+    corrected: int
+
+
 def rediscover(
     request: Request,
     progress: Callable[[str, int, int, str], None] = lambda phase, done, total, note: None,
@@ -130,197 +168,191 @@ def rediscover(
     """
     registry = Registry(request.registry)
     with registry.training():
-        champion = registry.version("champion")
-        bundle = open_bundle(champion.bundle)
-        known_keys = read_tensors(bundle, EXEMPLARS)
-        arrivals = look_through(request.new, known_keys.get("seen", known_keys["keys"]))
-        said = read_said(request.labelled, request.holdout, request.teach, ids_by_word(registry))
-        attempts, words = read_attempts(registry), said.digest()
-        said = replace(
-            said, heard=not request.again and any(one.get("said") == words for one in attempts.values())
-        )
-        if len(arrivals.keys) == 0 and not said.speaks:
-            shutil.rmtree(registry.work, ignore_errors=True)
-            return _nothing(arrivals)
-        attempt = attempt_digest([*_asked(request), words], champion, arrivals, registry)
-        before = attempts.get(attempt)
-        if before is not None and not request.again:
-            shutil.rmtree(registry.work, ignore_errors=True)
-            return Outcome(int(before["code"]), f"nothing new since {before['time']}: {before['told']}")
-        outcome = _attempt(request, registry, champion, arrivals, said, attempt, progress)
-        outcome = replace(outcome, told=outcome.told + arrivals.left_out() + said.left_out())
-        remember(registry, attempt, {
-            "code": outcome.code, "told": outcome.told, "version": outcome.version, "champion": bundle.id,
-            "photos": len(arrivals.keys), "said": words, "labelled": said.images,
-        })  # fmt: skip
+        champion = open_champion(registry)
+        came = gather(request, registry, champion)
+        if not isinstance(came, Outcome):
+            outcome = _attempt(request, registry, champion, came, progress)
+            outcome = replace(outcome, told=outcome.told + came.arrivals.left_out() + came.said.left_out())
+            remember(registry, came.attempt, {
+                "code": outcome.code, "told": outcome.told, "version": outcome.version, "champion": champion.bundle.id,
+                "photos": len(came.arrivals.keys), "said": came.words, "labelled": came.said.images,
+            })  # fmt: skip
+            came = outcome
         shutil.rmtree(registry.work, ignore_errors=True)
-        return outcome
+        return came
 
 
 def _attempt(
     request: Request,
     registry: Registry,
-    champion: Version,
-    arrivals: Arrivals,
-    said: Said,
-    attempt: str,
+    champion: Champion,
+    came: Gathered,
     progress: Callable[[str, int, int, str], None],
 ) -> Outcome:
+    """The steps from what has come to what is made of it."""
     began = time.perf_counter()
-    bundle = open_bundle(champion.bundle)
-    known = recall(bundle, request.weights)
-    images = len(arrivals.keys) + len(known.memory.keys) + said.images
+    known = recall(champion.bundle, request.weights)
+    images = len(came.arrivals.keys) + len(known.memory.keys) + came.said.images
     epochs = request.epochs or epochs_for(images, known.settings.train.batch_size)
     settings = continual_settings(known.settings, epochs, request.seed, dict(request.train))
-    run = _run_folder(registry, attempt, settings, request.new)
-    world = SoloWorld(run, pick_device(settings.train.device), progress)
-    with run.claimed(), world.stopping_on_signals():
-        identity = fold(read_log(registry.log))
-        overlay = overlay_of(bundle, identity)
-        memory, asked = known.memory, known.on(world.device)
-        exemplars = ask(
-            asked.model, asked.parts, asked.scale, settings,
-            lambda rows: torch.from_numpy(memory.tokens[rows]).float().to(world.device), np.arange(len(memory.keys)),
-            torch.no_grad, stopping_ticker(world, "memory"),
-        )  # fmt: skip
-        carried = carried_classes(known, overlay, exemplars)
-        known, exemplars, carried = correct(said.entries, known, exemplars, carried)
-        rows = list_classes(registry)
-        ever = {row.id for row in rows} | set(identity.minted)
-        if said.lessons:
-            # A class of a version that does not answer is the same one.
-            before = [resolve(rows, name) for name in said.lessons]
-            minted = _ids(run.path / "taught_ids.json", len(said.lessons), ever)
-            ids = [
-                row.id if row is not None and row.status == "dormant" else own
-                for row, own in zip(before, minted, strict=True)
-            ]
-            known, exemplars, carried = teach(
-                said.lessons, ids, known, asked, exemplars, carried, run.path / "taught", settings, world.device,
-                stopping_ticker(world, "examples"),
-            )  # fmt: skip
-        parted = part_memory(known.memory, carried)
-        fresh = _ingest(arrivals, said, carried, settings, run, world)
-        if isinstance(fresh, Outcome):
-            return fresh
-        catalog = join_catalog(fresh, carried.ids, parted)
-        catalog.save(run.path)
-        replay = _replayed(catalog, parted.replayed.keys, parted.replayed.tokens)
-        base = ground(settings, catalog, world, replay if len(replay) else None)
-
-        def opinion_of(champion: Known) -> Opinion:
-            return ask(
-                champion.model, champion.parts, champion.scale, settings,
-                lambda rows: base.evaluation.read(rows, world.device), np.arange(len(catalog)), base.autocast,
-                stopping_ticker(world, "champion's opinion"),
-            )  # fmt: skip
-
-        opinion = opinion_of(asked)
-        spoken = opinion if asked.lean is None else opinion_of(asked.served())
-        standing = Standing(known, overlay, carried, exemplars, opinion, spoken, catalog.labels)
-        new = catalog.labels < 0
-        growth, familiar = count_new(
-            standing, first_sizes(registry), _MOST_NEW, settings.seed, request.classes
-        )
-        unfamiliar = int((spoken.novelty.numpy()[new] > bundle.manifest.novelty.threshold).sum())
-        answers = overlay(spoken.fused.numpy(), spoken.cls.numpy()).argmax(axis=1)
-        corrected = unheard(catalog, answers, known, carried) if said.speaks else 0
-        if growth.classes == 0 and not said.lessons and not corrected:
-            return Outcome(0, _familiar(growth, int(new.sum()), unfamiliar), None, 0)
-        new_ids = _ids(run.path / "new_ids.json", growth.classes, ever | set(carried.ids))
-        numbered = len(ever) - len([entry for entry in bundle.manifest.classes if entry.kind == "old"])
+    run = _run_folder(registry, came.attempt, settings, request.new)
+    with run.claimed(), here(run, settings, progress) as world:
+        at = Place(registry, run, settings, world)
+        seen = look(at, known, came.arrivals, came.said, came.reader)
+        if isinstance(seen, str):
+            return Outcome(0, seen, None, 0)
+        sought = find_new(request, at, champion, seen, came.said)
+        if isinstance(sought, str):
+            return Outcome(0, sought, None, 0)
         if not request.replay:
-            catalog, settings, standing, growth = new_alone(catalog, settings, standing, growth)
-            catalog.save(run.path)
-            replay = replay[:0]
-        start = warm_start(standing, growth, replay, STRENGTH if request.replay else 0.0)
-        trained = train(run, settings, catalog, world, start, standing, parted, new_ids, max(numbered, 0))
-        beside = held_out(said.held, run.path / "holdout", settings, carried.ids) if said.held else None
-        found = measure(settings, standing, parted, familiar, trained, world, beside)
-        checks = judge(found, request.margins)
-        out = run.path / "bundle"
-        if not (out / MANIFEST).exists():
-            precision = bundle.manifest.graph.precision
-            export_run(run, out, precision, request.images and bundle.manifest.exemplars.thumbnails,
-                       lambda phase, done, total: progress(phase, done, total, ""))  # fmt: skip
-    passed = all(check.passed for check in checks)
-    promoted = request.promote == "always" or (request.promote == "gate" and passed)
-    changes = describe_changes(
-        found, trained, carried, catalog, checks, champion.number, growth, arrivals, settings.seed,
-        time.perf_counter() - began,
-    )  # fmt: skip
-    store = PixelStore.open(run.store) if request.images else None
-    extras = {"changes.json": json.dumps(changes, indent=1, ensure_ascii=False, allow_nan=False).encode()}
-    size = settings.data.image_size
-    extras["changes.html"] = render_changes(
-        changes, (lambda rows: store.centre(np.array(rows), size)) if store is not None else None
+            seen, sought, at = _new_alone(seen, sought, at)
+        trained = train_on(request, at, seen, sought)
+        judged = judge_by(request, at, champion, (seen, sought, trained), came.said)
+    return publish(request, at, champion, (seen, sought, judged, came.arrivals), time.perf_counter() - began)
+
+
+def open_champion(registry: Registry) -> Champion:
+    """The registry's champion."""
+    version = registry.version("champion")
+    bundle = open_bundle(version.bundle)
+    kept = read_tensors(bundle, EXEMPLARS)
+    return Champion(version, bundle, kept.get("seen", kept["keys"]))
+
+
+def gather(request: Request, registry: Registry, champion: Champion) -> Gathered | Outcome:
+    """What has come since the champion was trained; an outcome where that is nothing, or was looked at before."""
+    reader = Reader()
+    arrivals = look_through(request.new, champion.seen, reader)
+    said = read_said(request.labelled, request.holdout, request.teach, ids_by_word(registry), reader)
+    attempts, words = read_attempts(registry), said.digest()
+    said = replace(
+        said, heard=not request.again and any(one.get("said") == words for one in attempts.values())
     )
-    version = registry.add(out, parent=champion.number, note="rediscovered", extras=extras)
+    if len(arrivals.keys) == 0 and not said.speaks:
+        return _nothing(arrivals)
+    attempt = attempt_digest([*_asked(request), words], champion.version, arrivals, registry)
+    before = attempts.get(attempt)
+    if before is not None and not request.again:
+        return Outcome(int(before["code"]), f"nothing new since {before['time']}: {before['told']}")
+    return Gathered(arrivals, said, reader, words, attempt)
+
+
+def find_new(request: Request, at: Place, champion: Champion, seen: Seen, said: Said) -> Sought | str:
+    """How many new classes the photos hold, and which; the reason where there is nothing to train for."""
+    standing, catalog = seen.standing, seen.catalog
+    carried, spoken = standing.carried, standing.spoken
+    new = catalog.labels < 0
+    growth, familiar = count_new(
+        standing, first_sizes(at.registry), _MOST_NEW, at.settings.seed, request.classes
+    )
+    manifest = champion.bundle.manifest
+    unfamiliar = int((spoken.novelty.numpy()[new] > manifest.novelty.threshold).sum())
+    answers = standing.overlay(spoken.fused.numpy(), spoken.cls.numpy()).argmax(axis=1)
+    corrected = unheard(catalog, answers, standing.known, carried) if said.speaks else 0
+    if growth.classes == 0 and not said.lessons and not corrected:
+        return _familiar(growth, int(new.sum()), unfamiliar)
+    ids = ids_for(at.run.path / "new_ids.json", growth.classes, seen.ever | set(carried.ids))
+    numbered = len(seen.ever) - len([entry for entry in manifest.classes if entry.kind == "old"])
+    return Sought(growth, familiar, ids, max(numbered, 0), corrected)
+
+
+def _new_alone(seen: Seen, sought: Sought, at: Place) -> tuple[Seen, Sought, Place]:
+    """The same without anything that is remembered: plain fine-tuning, to compare with."""
+    catalog, settings, standing, growth = new_alone(seen.catalog, at.settings, seen.standing, sought.growth)
+    catalog.save(at.run.path)
+    seen = replace(seen, catalog=catalog, standing=standing, replay=seen.replay[:0])
+    return seen, replace(sought, growth=growth), replace(at, settings=settings)
+
+
+def train_on(request: Request, at: Place, seen: Seen, sought: Sought) -> Trained:
+    """The training that goes on from the champion."""
+    start = warm_start(seen.standing, sought.growth, seen.replay, STRENGTH if request.replay else 0.0)
+    start = replace(start, backbone=seen.backbone)
+    fresh = Fresh(at.run, at.settings, seen.catalog, seen.parted, sought.ids, sought.numbered)
+    return train(fresh, at.world, start, seen.standing)
+
+
+def judge_by(
+    request: Request, at: Place, champion: Champion, made: tuple[Seen, Sought, Trained], said: Said
+) -> Judged:
+    """The candidate measured against the champion and the margins, and its bundle."""
+    seen, sought, trained = made
+    run, standing = at.run, seen.standing
+    beside = (
+        held_out(said.held, run.path / "holdout", at.settings, standing.carried.ids) if said.held else None
+    )
+    measured = measure(
+        Against(standing, seen.parted, sought.familiar, beside), at.settings, trained, at.world
+    )
+    checks = judge(measured, request.margins)
+    out = run.path / "bundle"
+    if not (out / MANIFEST).exists():
+        manifest = champion.bundle.manifest
+        export_run(
+            run, out, manifest.graph.precision, request.images and manifest.exemplars.thumbnails,
+            lambda phase, done, total: at.world.progress(phase, done, total),
+            # Nobody asks the champion's model any more: its backbone can become the candidate's.
+            standing.known.model.backbone,
+        )  # fmt: skip
+    return Judged(trained, measured, checks, out)
+
+
+def publish(
+    request: Request,
+    at: Place,
+    champion: Champion,
+    made: tuple[Seen, Sought, Judged, Arrivals],
+    seconds: float,
+) -> Outcome:
+    """The next version with its report, and the champion's place if it has earned it."""
+    seen, sought, judged, arrivals = made
+    registry, catalog, carried = at.registry, seen.catalog, seen.standing.carried
+    promoted = request.promote == "always" or (request.promote == "gate" and judged.passed)
+    about = About(champion.version.number, at.settings.seed, seconds)
+    changes = describe_changes(judged, carried, catalog, sought.growth, arrivals, about)
+    store = PixelStore.open(at.run.store) if request.images else None
+    size = at.settings.data.image_size
+    extras = {
+        "changes.json": json.dumps(changes, indent=1, ensure_ascii=False, allow_nan=False).encode(),
+        "changes.html": render_changes(
+            changes, (lambda rows: store.centre(np.array(rows), size)) if store is not None else None
+        ),
+    }
+    version = registry.add(judged.bundle, parent=champion.version.number, note="rediscovered", extras=extras)
     settled = settle_names(registry, version)
     registry.point("candidate", version.number, "rediscovered")
-    added = len(trained.records) - len(carried.ids)
-    told = f"version {version.number}: {added} new classes in {int(new.sum())} new photos"
-    if carried.taught:
-        told += f" beside {len(carried.taught)} that {'was' if len(carried.taught) == 1 else 'were'} taught"
-    if added < growth.classes:
-        told += f" ({growth.classes} were sought; the photos of the others were fewer than {SMALLEST} or not alike)"
-    if corrected:
-        told += f"; {corrected} labelled images were new to the champion or answered otherwise by it"
+    added = len(judged.trained.records) - len(carried.ids)
     mixed = sum(one["mixed"] for one in changes["grew"])
-    if mixed:
-        told += f"; {mixed} known {'class' if mixed == 1 else 'classes'} may have taken in another one"
-    told = "; ".join([told, *settled])
+    told = "; ".join([_made(version.number, added, seen, sought), *_mixed(mixed), *settled])
     if promoted:
-        registry.promote(str(version.number), "passed the gate" if passed else "asked for")
-        return Outcome(0, f"{told}, promoted", version.number, added, checks)
-    failed = "; ".join(check.told for check in checks if not check.passed)
+        registry.promote(str(version.number), "passed the gate" if judged.passed else "asked for")
+        return Outcome(0, f"{told}, promoted", version.number, added, judged.checks)
+    failed = "; ".join(check.told for check in judged.checks if not check.passed)
     why = failed if request.promote == "gate" else "--promote never"
-    return Outcome(KEPT, f"{told}, kept as candidate and not promoted: {why}", version.number, added, checks)
-
-
-def _ingest(
-    arrivals: Arrivals,
-    said: Said,
-    carried: Carried,
-    settings: Settings,
-    run: RunFolder,
-    world: World,
-) -> Catalog | Outcome:
-    """New photos and labelled images, decoded into the run's store; an outcome where there is nothing to see."""
-    root = arrivals.listing.root
-    entries = [Entry(str(root / entry.path)) for entry in arrivals.listing.entries]
-    entries += said.entries
-    for taught, shown in zip(carried.taught, said.lessons.values(), strict=True):
-        entries += [Entry(entry.path, taught.id) for entry in shown]
-    listing = Listing(root, sorted(entries, key=lambda entry: entry.path), [], "new photos")
-    try:
-        catalog = ingest(listing, run.store, settings.data, progress=stopping_ticker(world, "images"))
-    except UserError as error:
-        raise UserError(f"none of {len(entries)} new photos can be used: {error}", 1) from error
-    store = PixelStore.open(run.store)
-    empty = empty_pictures(store, settings.data.image_size)
-    usable = int(((catalog.labels < 0) & ~empty).sum())
-    told = (
-        f"{len(catalog.broken)} broken, {int(empty.sum())} blank or noise"
-        if catalog.broken or empty.any()
-        else ""
+    return Outcome(
+        KEPT, f"{told}, kept as candidate and not promoted: {why}", version.number, added, judged.checks
     )
-    if usable < SMALLEST and not said.speaks:
-        return Outcome(
-            0, f"{usable} new photos are too few for a class ({SMALLEST} are needed)" + (f"; {told}" if told else ""),
-            None, 0,
-        )  # fmt: skip
-    if empty.any():
-        kept = set(np.flatnonzero(~empty).tolist())
-        paths = {path for row, path in enumerate(catalog.paths) if row in kept}
-        entries = [entry for entry in listing.entries if entry.path in paths]
-        catalog = ingest(
-            Listing(root, entries, [], "new photos"),
-            run.store,
-            settings.data,
-            stopping_ticker(world, "images"),
-        )
-    return catalog
+
+
+def _made(number: int, added: int, seen: Seen, sought: Sought) -> str:
+    taught = seen.standing.carried.taught
+    told = f"version {number}: {added} new classes in {int((seen.catalog.labels < 0).sum())} new photos"
+    if taught:
+        told += f" beside {len(taught)} that {'was' if len(taught) == 1 else 'were'} taught"
+    if added < sought.growth.classes:
+        of_others = f"the photos of the others were fewer than {SMALLEST} or not alike"
+        told += f" ({sought.growth.classes} were sought; {of_others})"
+    if sought.corrected:
+        told += f"; {sought.corrected} labelled images were new to the champion or answered otherwise by it"
+    return told
+
+
+def _mixed(mixed: int) -> list[str]:
+    return (
+        [f"{mixed} known {'class' if mixed == 1 else 'classes'} may have taken in another one"]
+        if mixed
+        else []
+    )
 
 
 def _run_folder(registry: Registry, attempt: str, settings: Settings, new: Path) -> RunFolder:
@@ -334,21 +366,6 @@ def _run_folder(registry: Registry, attempt: str, settings: Settings, new: Path)
         return RunFolder.open(path)
     shutil.rmtree(path, ignore_errors=True)
     return RunFolder.create(path, settings, new, {"protocol": None, "split": None})
-
-
-def _ids(file: Path, count: int, taken: set[str]) -> list[str]:
-    """Ids of classes that come, minted once for a run however often it is gone on with."""
-    if not file.exists() or len(read_json(file)) != count:
-        write_json(file, mint_ids(count, taken))
-    ids: list[str] = read_json(file)
-    return ids
-
-
-def _replayed(catalog: Catalog, keys: NDArray[np.uint64], tokens: NDArray[np.float16]) -> NDArray[np.float16]:
-    place = {key: row for row, key in enumerate(keys.tolist())}
-    rows = [place[key] for key, path in zip(catalog.keys.tolist(), catalog.paths, strict=True)
-            if path.startswith(REPLAYED)]  # fmt: skip
-    return tokens[rows]
 
 
 def _share(growth: Growth) -> str:

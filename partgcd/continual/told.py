@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +19,10 @@ from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
 from partgcd.continual.carry import Carried
 from partgcd.continual.growth import SMALLEST
-from partgcd.continual.intake import content_key
-from partgcd.continual.recall import REPLAYED, Known, Opinion, ask, trunk_tokens
+from partgcd.continual.intake import Reader
+from partgcd.continual.recall import REPLAYED, Known, Opinion
 from partgcd.data.catalog import Catalog
-from partgcd.data.decode import BrokenImage, read_image
+from partgcd.data.decode import BrokenImage
 from partgcd.data.ingest import ingest
 from partgcd.data.listing import ALL_LABELLED, NO_LABELS, Entry, Listing
 from partgcd.data.names import first_few
@@ -32,6 +34,14 @@ from partgcd.registry.naming import checked_class_name, name_key
 HeldOut = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
+class Remembered(NamedTuple):
+    """What a champion knows, its opinion of the images it remembers, and the classes that go on."""
+
+    known: Known
+    exemplars: Opinion
+    carried: Carried
+
+
 @dataclass(frozen=True)
 class Said:
     """What a person says of photos.
@@ -41,6 +51,7 @@ class Said:
         held: likewise, to score on.
         lessons: images of each class that nobody knew, by the name that it is to have.
         unnamed: names of folders that come to nothing, as no class has them, by the option they came with.
+        keys: content key by path, of every image to train on that can be opened.
         heard: whether the same images of known classes were given to an earlier call.
         notes: lines on how the folders were read and what was left out there, each with its option.
     """
@@ -49,6 +60,7 @@ class Said:
     held: list[Entry]
     lessons: dict[str, list[Entry]]
     unnamed: dict[str, list[str]]
+    keys: Mapping[str, int]
     heard: bool = False
     notes: tuple[str, ...] = ()
 
@@ -62,7 +74,13 @@ class Said:
         by_name = {name: list(own) for name, own in self.lessons.items()}
         for entry in self.entries:
             by_name.setdefault(str(entry.label), []).append(entry)
-        return hashlib.sha256(json.dumps(contents(by_name)).encode()).hexdigest()
+        told = {
+            (name, self.keys[entry.path])
+            for name, entries in by_name.items()
+            for entry in entries
+            if entry.path in self.keys
+        }
+        return hashlib.sha256(json.dumps(sorted(told)).encode()).hexdigest()
 
     @property
     def images(self) -> int:
@@ -81,13 +99,20 @@ class Said:
         return told + "".join(f"; {note}" for note in self.notes)
 
 
-def read_said(labelled: Path | None, holdout: Path | None, teaches: bool, names: Mapping[str, str]) -> Said:
-    """Look through the folders that a person gives.
+def read_said(
+    labelled: Path | None,
+    holdout: Path | None,
+    teaches: bool,
+    names: Mapping[str, str],
+    reader: Reader | None = None,
+) -> Said:
+    """Look through the folders that a person gives, and read the images that are to be trained on.
 
     Args:
         labelled, holdout: folders of class folders, to train and to score on.
         teaches: whether folders of ``labelled`` that name no class are classes that nobody knew.
         names: class id by what a folder may be called; `naming.ids_by_word` refuses words that mean several.
+        reader: holds what it read for who decodes it.
 
     Raises:
         UserError: no such folder, no folder of it is named as a class, or what is to be a class can't be one.
@@ -109,7 +134,8 @@ def read_said(labelled: Path | None, holdout: Path | None, teaches: bool, names:
             raise UserError(f"'{name}' has {len(own)} photos, a new class needs {SMALLEST}")
     unnamed = {"--labelled": [] if teaches else list(others), "--holdout": list(strange)}
     left = {option: words for option, words in unnamed.items() if words}
-    return Said(entries, held, lessons, left, notes=tuple(notes))
+    keys = _keys([*entries, *(entry for own in lessons.values() for entry in own)], reader or Reader())
+    return Said(entries, held, lessons, left, keys, notes=tuple(notes))
 
 
 def _class_folders(
@@ -138,11 +164,6 @@ def _class_folders(
     return found, dict(sorted(others.items()))
 
 
-def contents(lessons: Mapping[str, list[Entry]]) -> list[tuple[str, int]]:
-    """Class name and content of every image that can be opened, in an order of their own."""
-    return sorted({(name, key) for name, entries in lessons.items() for key, _ in _keys(entries)})
-
-
 def held_out(entries: list[Entry], scratch: Path, settings: Settings, ids: list[str]) -> HeldOut:
     """Pixels [H, 3, S, S] and class [H] of the images that a person holds out.
 
@@ -156,22 +177,19 @@ def held_out(entries: list[Entry], scratch: Path, settings: Settings, ids: list[
     return pixels[truth >= 0], truth[truth >= 0]
 
 
-def correct(
-    entries: list[Entry], known: Known, exemplars: Opinion, carried: Carried
-) -> tuple[Known, Opinion, Carried]:
+def correct(said: Said, known: Known, exemplars: Opinion, carried: Carried) -> Remembered:
     """The same without the remembered images that a person gives to another class than the memory has them in.
 
     A class of which nothing would be left keeps all of it: there has to be something to hold on to.
 
     Args:
-        entries: images of known classes, with class ids for labels.
         exemplars: the champion's opinion of its memory.
     """
-    said = dict(_keys(entries))
+    given = {said.keys[entry.path]: entry.label for entry in said.entries if entry.path in said.keys}
     kept = np.ones(len(known.memory.keys), dtype=bool)
     for index, entry in enumerate(carried.classes):
         own = np.flatnonzero(carried.members == index)
-        right = np.array([said.get(int(key), entry.id) == entry.id for key in known.memory.keys[own]])
+        right = np.array([given.get(int(key), entry.id) == entry.id for key in known.memory.keys[own]])
         kept[own] = right | ~right.any()
     return _remembering(kept, known, exemplars, carried)
 
@@ -201,18 +219,16 @@ def unheard(catalog: Catalog, answers: NDArray[np.int64], known: Known, carried:
     )
 
 
+class Shown(NamedTuple):
+    """Images by which a person shows classes that nobody knew: joint features [N, F], and each one's class id."""
+
+    joint: NDArray[np.float32]
+    ids: list[str]
+
+
 def teach(
-    lessons: Mapping[str, list[Entry]],
-    ids: list[str],
-    known: Known,
-    asked: Known,
-    exemplars: Opinion,
-    carried: Carried,
-    scratch: Path,
-    settings: Settings,
-    device: torch.device,
-    tick: Callable[[int, int], None],
-) -> tuple[Known, Opinion, Carried]:
+    lessons: Mapping[str, list[Entry]], ids: list[str], shown: Shown, standing: Remembered, keys: set[int]
+) -> Remembered:
     """Make room for classes that a person shows: columns after those that go on, and a memory without their images.
 
     What was remembered as another class and is shown now is let go, and so is what no person labelled and lies
@@ -221,31 +237,22 @@ def teach(
 
     Args:
         lessons: images of each class by its name; ``ids``: their ids, in that order.
-        asked: ``known`` on ``device``.
-        exemplars: the champion's opinion of its memory.
+        keys: content of all images of lessons.
 
     Returns:
-        ``known``, ``exemplars`` and ``carried`` with less memory, the latter with the classes.
+        ``standing`` with less memory, and with the classes.
 
     Raises:
         UserError: a class has too few images that can be decoded.
     """
-    label_of = dict(zip(lessons, ids, strict=True))
-    entries = [Entry(entry.path, label_of[name]) for name, own in lessons.items() for entry in own]
-    pixels, labels = _pixels(entries, scratch, settings)
-    counts = [labels.count(each) for each in ids]
+    known, exemplars, carried = standing
+    counts = [shown.ids.count(each) for each in ids]
     for name, count in zip(lessons, counts, strict=True):
         if count < SMALLEST:
             raise UserError(
                 f"'{name}' has {count} different photos that can be used, a new class needs {SMALLEST}", 1
             )
-    tokens = trunk_tokens(asked.model, pixels, device)
-    shown = ask(
-        asked.model, asked.parts, None, settings, lambda rows: tokens[rows].to(device),
-        np.arange(len(tokens)), torch.no_grad, tick,
-    )  # fmt: skip
-    means = _means(shown.joint.numpy(), np.array([ids.index(label) for label in labels]), len(ids))
-    keys = {key for _, key in contents(lessons)}
+    means = _means(shown.joint, np.array([ids.index(each) for each in shown.ids]), len(ids))
     kept = _kept(known, exemplars, carried, means, keys)
     first = len(carried.classes)
     taught = [
@@ -255,24 +262,22 @@ def teach(
     return _remembering(kept, known, exemplars, replace(carried, taught=taught))
 
 
-def _remembering(
-    kept: NDArray[np.bool_], known: Known, exemplars: Opinion, carried: Carried
-) -> tuple[Known, Opinion, Carried]:
+def _remembering(kept: NDArray[np.bool_], known: Known, exemplars: Opinion, carried: Carried) -> Remembered:
     """The same with the remembered images ``kept`` [M] alone."""
-    return (
+    return Remembered(
         replace(known, memory=known.memory.rows(kept)),
         exemplars.rows(torch.from_numpy(kept)),
         replace(carried, members=carried.members[kept]),
     )
 
 
-def _keys(entries: list[Entry]) -> Iterator[tuple[int, str | None]]:
-    """Content and label of every image that can be opened."""
+def _keys(entries: list[Entry], reader: Reader) -> dict[str, int]:
+    """Content key by path, of every image that can be opened."""
+    keys: dict[str, int] = {}
     for entry in entries:
-        try:
-            yield content_key(read_image(Path(entry.path))), entry.label
-        except BrokenImage:
-            continue
+        with suppress(BrokenImage):
+            keys[entry.path] = reader.key(Path(entry.path))
+    return keys
 
 
 def _kept(

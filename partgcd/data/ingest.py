@@ -34,6 +34,7 @@ from partgcd.data.pixels import ABOUT, INDEX, PIXELS, PixelStore, planes, read_a
 
 _FORMAT = 2  # raised whenever the pixels of any readable file change
 Progress = Callable[[int, int], None]
+Reader = Callable[[Path], bytes]
 
 
 @dataclass(frozen=True)
@@ -47,25 +48,35 @@ class _Look:
     flat: bool = False
 
 
+@dataclass(frozen=True)
+class _How:
+    """How files are looked at: settings, whether pixels are kept, and who reads them."""
+
+    image: DataSettings
+    keep: bool
+    read: Reader
+
+
 def ingest(
     listing: Listing,
     folder: Path | None,
     image: DataSettings,
     progress: Progress | None = None,
     threads: int = 0,
+    read: Reader = read_image,
 ) -> Catalog:
     """Decode every image of ``listing`` once, in ``threads`` threads (0: one a core), and say what is there.
 
     folder: where the pixel store goes, beside a quarantine.csv; None only looks: nothing is written and no
     share of broken images is too large. A finished store made from the same files with the same settings is
     used again. The store appears under its name only when it is complete. The result does not depend on
-    ``threads``. progress: called with (images done, images) as they finish.
+    ``threads``. progress: called with (images done, images) as they finish. read: gives a file's bytes.
     Of files with equal content the labelled one is kept, else the first by path; the others are duplicates.
     Raises UserError (code 1): more broken images than image.max_broken, no space left, a folder that is not a
     store.
     """
     if folder is None:
-        looks = list(_look_at_all(listing, image, progress, threads, keep=False))
+        looks = list(_look_at_all(listing, _How(image, False, read), progress, threads))
         return _catalog(listing, looks)[0]
     digest = inputs_digest(listing, image)
     with _writing(folder):
@@ -90,7 +101,7 @@ def ingest(
         with _writing(folder):
             looks, places, size = [], [], 0
             with (building / PIXELS).open("wb") as file:
-                for look in _look_at_all(listing, image, progress, threads, keep=True):
+                for look in _look_at_all(listing, _How(image, True, read), progress, threads):
                     places.append((size, 0, 0))
                     if look.pixels is not None:
                         places[-1] = (size, look.pixels.shape[1], look.pixels.shape[2])
@@ -182,9 +193,7 @@ def _finished(folder: Path, digest: str) -> Catalog | None:
         return None
 
 
-def _look_at_all(
-    listing: Listing, image: DataSettings, progress: Progress | None, threads: int, keep: bool
-) -> Iterator[_Look]:
+def _look_at_all(listing: Listing, how: _How, progress: Progress | None, threads: int) -> Iterator[_Look]:
     """One look an entry, in the entries' order; only a few are decoded ahead, to bound the memory."""
     total = len(listing.entries)
     workers = threads or min(16, os.cpu_count() or 1)
@@ -193,12 +202,12 @@ def _look_at_all(
     pool = ThreadPoolExecutor(workers)
     try:
         for entry in islice(entries, 2 * workers):
-            ahead.append(pool.submit(_look, listing.root, entry.path, image, keep))
+            ahead.append(pool.submit(_look, listing.root, entry.path, how))
         done = 0
         while ahead:
             look = ahead.popleft().result()
             for entry in islice(entries, 1):
-                ahead.append(pool.submit(_look, listing.root, entry.path, image, keep))
+                ahead.append(pool.submit(_look, listing.root, entry.path, how))
             done += 1
             if progress is not None:
                 progress(done, total)
@@ -207,13 +216,13 @@ def _look_at_all(
         pool.shutdown(cancel_futures=True)
 
 
-def _look(root: Path, path: str, image: DataSettings, keep: bool) -> _Look:
+def _look(root: Path, path: str, how: _How) -> _Look:
     if storable(path) != path:
         return _Look("file name is not UTF-8: rename it")
     try:
-        data = read_image(root / path)
-        with decoded(data, image.max_megapixels) as picture:
-            pixels = planes(resize(picture, image)) if keep else None
+        data = how.read(root / path)
+        with decoded(data, how.image.max_megapixels) as picture:
+            pixels = planes(resize(picture, how.image)) if how.keep else None
             size, flat = picture.size, _is_flat(picture)
     except BrokenImage as broken:
         return _Look(broken.reason)

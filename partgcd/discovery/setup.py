@@ -105,16 +105,23 @@ class Ground:
 
 
 def ground(
-    settings: Settings, catalog: Catalog, world: World, replay: NDArray[np.float16] | None = None
+    settings: Settings,
+    catalog: Catalog,
+    world: World,
+    replay: NDArray[np.float16] | None = None,
+    backbone: Backbone | None = None,
 ) -> Ground:
     """Load the backbone and run its trunk once over the evaluation view of every image.
 
-    ``replay`` are the tokens [M, T, Dt] of the catalog's last M images, where these have no pixels.
+    Args:
+        replay: tokens [M, T, Dt] of the catalog's last M images, where these have no pixels.
+        backbone: on the world's device, where it is loaded already.
     """
     threads = apply_threads(settings.train)
     precision = pick_precision(settings.train.precision, world.device)
     cast = autocast(precision, world.device)
-    backbone = load_backbone(settings.backbone, settings.data.image_size, world.device)
+    if backbone is None:
+        backbone = load_backbone(settings.backbone, settings.data.image_size, world.device)
     info = backbone.info
     if world.rank == 0:
         world.folder.update(
@@ -184,7 +191,7 @@ def prepare_warm(settings: Settings, catalog: Catalog, world: World, start: Warm
         Interrupted: a stop was asked for.
     """
     check_shares(settings, catalog, world)
-    base = ground(settings, catalog, world, start.replay)
+    base = ground(settings, catalog, world, start.replay, start.backbone)
     model = start.model(base.backbone, settings).to(world.device)
     trained = [value for value in model.parameters() if value.requires_grad]
     agree(trained, world)

@@ -85,6 +85,7 @@ class WarmStart:
         bank, projection: the mixtures, with a row a class; None for the global baseline.
         teacher: None trains without holding on to former answers.
         expected: sizes of known classes and the number of images of others; None where nothing is known of them.
+        backbone: loaded already, on the device; its block becomes the model's.
         replay: [M, T, Dt] half-precision trunk tokens of the last M images of the catalog, which have no pixels.
     """
 
@@ -94,6 +95,7 @@ class WarmStart:
     teacher: Teacher | None
     replay: NDArray[np.float16] | None
     expected: Expected | None = None
+    backbone: Backbone | None = None
 
     @property
     def classes(self) -> int:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
 from partgcd import __version__
+from partgcd.backbone.load import Backbone
 from partgcd.data.pixels import short_side
 from partgcd.disk.files import read_json, write_bytes, write_text
 from partgcd.export import bundle as files
@@ -52,6 +53,7 @@ def export_run(
     precision: Precision = "fp32",
     with_images: bool = False,
     progress: Progress = lambda phase, done, total: None,
+    loaded: Backbone | None = None,
 ) -> files.Bundle:
     """Write a finished run as a bundle in ``out``, which must not exist, and verify it.
 
@@ -59,6 +61,7 @@ def export_run(
         precision: 'int8' quantises weights for CPUs, 'fp16' halves the backbone for GPUs.
         with_images: puts thumbnails of the exemplars in; without it no image of the run is in the bundle.
         progress: called with (phase, done, total).
+        loaded: the run's backbone on the CPU, where it is at hand.
 
     Raises:
         UserError: the run is not finished or has no model, ``out`` exists, the graph does not answer as the model
@@ -66,7 +69,7 @@ def export_run(
     """
     with files.building(out) as folder:  # first: of two that write there one is told before any work
         runtime()
-        source = open_source(run)
+        source = open_source(run, loaded)
         found = calibrate(source, progress)
         graph = Graph(source.model, source.parts, source.settings, found.scale)
         made = make_graph(source, found, graph, precision, progress)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from partgcd.backbone.load import load_backbone
+from partgcd.backbone.load import Backbone, load_backbone
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
@@ -98,8 +98,11 @@ class Source:
         return np.stack(views)
 
 
-def open_source(run: RunFolder) -> Source:
+def open_source(run: RunFolder, loaded: Backbone | None = None) -> Source:
     """Read a finished run.
+
+    Args:
+        loaded: its backbone on the CPU, where it is at hand; its trained block becomes the run's.
 
     Raises:
         UserError: it is not finished, its method has no model, or its weights can't be had here.
@@ -119,7 +122,7 @@ def open_source(run: RunFolder) -> Source:
     except (OSError, SafetensorError) as error:
         raise UserError(f"'{run.model}' can't be read: {error}", 1) from error
     catalog = Catalog.load(run.path)
-    model, parts = rebuild(settings, info["backbone"], tensors)
+    model, parts = rebuild(settings, info["backbone"], tensors, loaded)
     store = PixelStore.open(run.store) if (run.store / "store.json").exists() else None
     return Source(
         run, info, settings, catalog, model, parts, read_json(run.classes),
@@ -128,19 +131,21 @@ def open_source(run: RunFolder) -> Source:
 
 
 def rebuild(
-    settings: Settings, backbone: dict[str, Any], tensors: dict[str, Tensor]
+    settings: Settings, backbone: dict[str, Any], tensors: dict[str, Tensor], loaded: Backbone | None = None
 ) -> tuple[DiscoveryModel, PartModel | None]:
     """The model and its mixtures, on the CPU, from what `write_model` wrote.
 
     Args:
         backbone: name and digest of weights that the run recorded.
+        loaded: as `open_source` has it.
 
     Raises:
         UserError: the frozen weights are not to be had, or are others than those the run had.
     """
     # A run on a GPU may have resolved 'auto' to another backbone than this machine would.
     named = settings.backbone.model_copy(update={"name": backbone["name"]})
-    loaded = load_backbone(named, settings.data.image_size, "cpu")
+    if loaded is None:
+        loaded = load_backbone(named, settings.data.image_size, "cpu")
     if loaded.info.weights_digest != backbone["weights"]:
         raise UserError(
             f"the weights of {backbone['name']} are not those the run was trained on "

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from partgcd.continual.candidate import Trained
 from partgcd.continual.carry import Carried
-from partgcd.continual.changes import describe_changes
+from partgcd.continual.changes import About, Judged, describe_changes
 from partgcd.continual.gate import Margins, Measured, judge
 from partgcd.continual.growth import Growth, Unknown
 from partgcd.continual.intake import Arrivals
@@ -68,10 +68,9 @@ def describe() -> Any:
         )  # fmt: skip
         arrivals = Arrivals(Listing(Path("/"), [], [], ""), np.zeros(0, np.uint64), 0, 0, 0, 0)
         growth = Growth(1, np.zeros(total, np.int64), Unknown(0.3, 0.1), 1.2)
-        return describe_changes(
-            found, trained, Carried(kept, np.zeros(0, np.int64), [0, 1], []), catalog, judge(found, Margins()), 1,
-            growth, arrivals, 0, 1.0,
-        )  # fmt: skip
+        judged = Judged(trained, found, judge(found, Margins()), Path("/"))
+        carried = Carried(kept, np.zeros(0, np.int64), [0, 1], [])
+        return describe_changes(judged, carried, catalog, growth, arrivals, About(1, 0, 1.0))
 
     return made
 

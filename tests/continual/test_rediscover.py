@@ -2,21 +2,29 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from partgcd.backbone import load as loading
 from partgcd.config.errors import UserError
+from partgcd.continual import intake
 from partgcd.continual.attempts import new_since
 from partgcd.continual.candidate import LEAN
 from partgcd.continual.gate import Margins
 from partgcd.continual.recall import recall
 from partgcd.continual.rediscover import Outcome, Request, rediscover
 from partgcd.continual.told import Said, read_said
+from partgcd.data import decode as decoder
+from partgcd.data import ingest as ingesting
+from partgcd.discovery import setup as setting_up
+from partgcd.export import source
 from partgcd.export.bundle import WEIGHTS, open_bundle, read_tensors
 from partgcd.registry.edits import merge, rename, split
 from partgcd.registry.naming import ids_by_word
@@ -224,3 +232,36 @@ def test_a_merge_and_a_split_are_built_into_the_next_version(
     assert rows[children[0]].name == "ash in leaf" and rows[children[0]].status == "active"
     answer = load_predictor(registry.path, 1).classify([tmp(registry) / "new" / "0-500.png"], top_k=99)[0]
     assert {choice.id for choice in answer.top} == set(known)  # type: ignore[union-attr]
+
+
+def test_each_photo_is_read_and_decoded_once_and_the_backbone_loaded_twice(
+    registry: Registry, look: Callable[..., Outcome], photos: Photos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New photos, ones of known classes, and ones that teach a class: none is opened a second time."""
+    new = photos("new", {0: 6, 4: 10})
+    for kind, name in ((0, "ash"), (1, "birch"), (5, "cedar")):
+        photos(f"labelled/{name}", {kind: 5}, 900)
+    read, decoded, loaded = Counter[Path](), [0], [0]
+    real_read, real_decode, real_load = decoder.read_image, decoder.decoded, loading.load_backbone
+
+    def reading(path: Path, *more: Any) -> bytes:
+        read[path] += 1
+        return real_read(path, *more)
+
+    def decoding(*words: Any) -> Any:
+        decoded[0] += 1
+        return real_decode(*words)
+
+    def counting(*words: Any) -> Any:
+        loaded[0] += 1
+        return real_load(*words)
+
+    for place in (intake, ingesting):
+        monkeypatch.setattr(place, "read_image", reading)
+    monkeypatch.setattr(ingesting, "decoded", decoding)
+    for place in (source, setting_up):
+        monkeypatch.setattr(place, "load_backbone", counting)
+    outcome = look(new, labelled=tmp(registry) / "labelled", teach=True, promote="always")
+    assert outcome.code == 0, outcome.told
+    assert len(read) == 31 and set(read.values()) == {1}
+    assert decoded == [31] and loaded == [2]

@@ -18,7 +18,7 @@ from partgcd.continual.gate import Margins
 from partgcd.continual.intake import content_key
 from partgcd.continual.recall import Opinion, recall
 from partgcd.continual.rediscover import Outcome, Request, rediscover
-from partgcd.continual.told import contents, correct, read_said
+from partgcd.continual.told import Said, correct, read_said
 from partgcd.data.listing import Entry
 from partgcd.export.bundle import EXEMPLARS, open_bundle, read_tensors
 from partgcd.registry.edits import rename
@@ -28,6 +28,11 @@ from partgcd.run.folder import RunFolder
 
 Photos = Callable[..., Path]
 NAMES = {"ash": "c-1", "c-1": "c-1", "c-2": "c-2"}
+
+
+def contents(said: Said) -> set[int]:
+    """What is to be trained on, each content once."""
+    return set(said.keys.values())
 
 
 @pytest.fixture
@@ -105,9 +110,9 @@ def test_folders_that_name_no_class_are_lessons_where_a_person_says_so(told: Pat
     said = read_said(told, None, True, NAMES)
     assert {name: len(entries) for name, entries in said.lessons.items()} == {"other": 4}
     assert said.left_out() == "" and len(said.entries) == 3 and said.held == []
-    assert len(contents(said.lessons)) == 4
+    assert len(contents(said)) == 4
     shutil.copy(told / "other" / "2-500.png", told / "other" / "copy.png")
-    assert len(contents(read_said(told, None, True, NAMES).lessons)) == 4, "a copy says nothing new"
+    assert len(contents(read_said(told, None, True, NAMES))) == 4, "a copy says nothing new"
     assert read_said(told, None, True, {"ash": "c-1", "c-2": "c-2", "other": "c-3"}).lessons == {}
 
 
@@ -162,7 +167,7 @@ def test_a_class_is_taught_without_a_new_photo_and_what_was_remembered_as_anothe
     for photo in sorted((root / "unlabelled").glob("2-*"))[:5]:
         shutil.copy(photo, tmp_path / "told" / "oak")
     said = read_said(tmp_path / "told", None, True, {})
-    shown = {key for _, key in contents(said.lessons)}
+    shown = contents(said)
     memory = recall(open_bundle(registry.resolve("champion"))).memory
     assert shown & set(memory.keys.tolist()), "else nothing is to be let go"
     outcome = teach(old, tmp_path / "told", classes=None)
@@ -197,7 +202,7 @@ def test_what_a_person_gives_to_another_class_is_remembered_as_the_old_one_no_mo
     for photo in sorted((root / "ash").iterdir())[:3]:
         shutil.copy(photo, tmp_path / "told" / "birch")
     said = read_said(tmp_path / "told", None, False, {"birch": "c-2"})
-    moved = {key for _, key in contents({"birch": said.entries})}
+    moved = contents(said)
     outcome = teach(photos("new", {0: 6, 4: 10}), tmp_path / "told", teach=False, classes=1)
     assert outcome.code == 0, outcome.told
     bundle = open_bundle(registry.resolve("champion"))
@@ -254,15 +259,20 @@ def test_a_class_whose_every_image_is_given_away_keeps_them(registry: Registry, 
         for side, name in enumerate(("ash", "birch"))
     )
     labelled = memory.labelled & (memory.classes == 0)
-    after, told, less = correct(ash, known, opinion, carried)
+
+    def said(entries: list[Entry]) -> Said:
+        keys = {entry.path: content_key(Path(entry.path).read_bytes()) for entry in entries}
+        return Said(entries, [], {}, {}, keys)
+
+    after, told, less = correct(said(ash), known, opinion, carried)
     lost = count - len(after.memory.keys)
     assert lost in (0, int(labelled.sum())) and len(less.members) == len(told.novelty) == count - lost
     assert (after.memory.classes == 0).any(), "something is left to hold on to"
-    some, _, _ = correct(ash[:2], known, opinion, carried)
+    some, _, _ = correct(said(ash[:2]), known, opinion, carried)
     assert len(some.memory.keys) == count - 2
     right = [Entry(entry.path, classes[0].id) for entry in ash]
-    assert len(correct(right, known, opinion, carried)[0].memory.keys) == count
-    assert len(correct(birch[:1], known, opinion, carried)[0].memory.keys) == count - 1
+    assert len(correct(said(right), known, opinion, carried)[0].memory.keys) == count
+    assert len(correct(said(birch[:1]), known, opinion, carried)[0].memory.keys) == count - 1
 
 
 def test_too_few_usable_examples_leave_the_champion_alone(

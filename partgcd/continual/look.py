@@ -1,0 +1,176 @@
+"""What a champion says of new photos: they are decoded once, and asked of once, beside what it remembers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partgcd.backbone.load import Backbone
+from partgcd.config.errors import UserError
+from partgcd.config.tree import Settings
+from partgcd.continual.candidate import Parted, join_catalog, mint_ids, part_memory
+from partgcd.continual.carry import Standing, carried_classes
+from partgcd.continual.growth import SMALLEST
+from partgcd.continual.intake import Arrivals, Reader, empty_pictures
+from partgcd.continual.recall import REPLAYED, Asked, Known, Opinion, ask, recalled_tokens, trunk_tokens
+from partgcd.continual.told import Remembered, Said, Shown, correct, teach
+from partgcd.data.catalog import Catalog
+from partgcd.data.ingest import ingest
+from partgcd.data.listing import Entry, Listing
+from partgcd.data.pixels import PixelStore
+from partgcd.discovery.setup import ground, stopping_ticker
+from partgcd.disk.files import read_json, write_json
+from partgcd.registry.log import fold, read_log
+from partgcd.registry.naming import resolve
+from partgcd.registry.overlay import overlay_of
+from partgcd.registry.roster import list_classes
+from partgcd.registry.versions import Registry
+from partgcd.run.folder import RunFolder
+from partgcd.run.world import World
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rediscovery works."""
+
+    registry: Registry
+    run: RunFolder
+    settings: Settings
+    world: World
+
+
+@dataclass(frozen=True)
+class Seen:
+    """New photos and what the champion says of them.
+
+    Attributes:
+        catalog: new photos, labelled images, and remembered ones that have no pixels.
+        parted: the memory, in what is trained on and what is held out.
+        replay: trunk tokens of the catalog's last rows.
+        backbone: as it came, on the device.
+        ever: ids that any class has or had.
+    """
+
+    catalog: Catalog
+    standing: Standing
+    parted: Parted
+    replay: NDArray[np.float16]
+    backbone: Backbone
+    ever: set[str]
+
+
+def look(at: Place, known: Known, arrivals: Arrivals, said: Said, reader: Reader) -> Seen | str:
+    """Decode what has come, and ask the champion of it and of its memory; the reason where there is too little."""
+    run, settings, world = at.run, at.settings, at.world
+    identity = fold(read_log(at.registry.log))
+    overlay = overlay_of(known.bundle, identity)
+    asked, memory = known.on(world.device), known.memory
+    exemplars = ask(
+        Asked.of(asked, settings), lambda rows: recalled_tokens(memory, rows).to(world.device), len(memory.keys),
+        tick=stopping_ticker(world, "memory"),
+    )  # fmt: skip
+    held = correct(said, known, exemplars, carried_classes(known, overlay, exemplars))
+    rows = list_classes(at.registry)
+    ever = {row.id for row in rows} | set(identity.minted)
+    taught: list[str] = []
+    if said.lessons:
+        # A class of a version that does not answer is the same one.
+        before = [resolve(rows, name) for name in said.lessons]
+        minted = ids_for(run.path / "taught_ids.json", len(said.lessons), ever)
+        taught = [
+            row.id if row is not None and row.status == "dormant" else own
+            for row, own in zip(before, minted, strict=True)
+        ]
+    fresh = _decoded(at, arrivals, said, taught, reader)
+    if isinstance(fresh, str):
+        return fresh
+    if said.lessons:
+        held = _taught(at, asked, said, taught, held, fresh)
+    parted = part_memory(held.known.memory, held.carried)
+    catalog = join_catalog(fresh, held.carried.ids, parted)
+    catalog.save(run.path)
+    replay = _replayed(catalog, parted)
+    base = ground(settings, catalog, world, replay if len(replay) else None)
+
+    def opinion_of(champion: Known) -> Opinion:
+        return ask(
+            Asked.of(champion, settings), lambda rows: base.evaluation.read(rows, world.device), len(catalog),
+            base.autocast, stopping_ticker(world, "champion's opinion"),
+        )  # fmt: skip
+
+    opinion = opinion_of(asked)
+    spoken = opinion if asked.lean is None else opinion_of(asked.served())
+    standing = Standing(held.known, overlay, held.carried, held.exemplars, opinion, spoken, catalog.labels)
+    return Seen(catalog, standing, parted, replay, base.backbone, ever)
+
+
+def _taught(
+    at: Place, asked: Known, said: Said, ids: list[str], held: Remembered, fresh: Catalog
+) -> Remembered:
+    """Room for the classes that are shown by example, of which the pixels are in the run's store."""
+    names = [fresh.label_names[label] if label >= 0 else "" for label in fresh.labels.tolist()]
+    rows = np.flatnonzero([name in ids for name in names])
+    pixels = PixelStore.open(at.run.store).centre(rows, at.settings.data.image_size)
+    tokens, device = trunk_tokens(asked.model, pixels, at.world.device), at.world.device
+    without_scale = Asked.of(asked, at.settings)._replace(scale=None)
+    tick = stopping_ticker(at.world, "examples")
+    joint = (
+        ask(without_scale, lambda rows: tokens[rows].to(device), len(tokens), tick=tick).joint.numpy()
+        if len(tokens)
+        else np.empty((0, 1), np.float32)
+    )
+    keys = {said.keys[e.path] for own in said.lessons.values() for e in own if e.path in said.keys}
+    return teach(said.lessons, ids, Shown(joint, [names[row] for row in rows.tolist()]), held, keys)
+
+
+def _decoded(at: Place, arrivals: Arrivals, said: Said, taught: list[str], reader: Reader) -> Catalog | str:
+    """New photos and labelled images in the run's store; the reason where there is nothing to see."""
+    settings, world, run = at.settings, at.world, at.run
+    root = arrivals.listing.root
+    entries = [Entry(str(root / entry.path)) for entry in arrivals.listing.entries]
+    entries += said.entries
+    for name, shown in zip(taught, said.lessons.values(), strict=True):
+        entries += [Entry(entry.path, name) for entry in shown]
+    listing = Listing(root, sorted(entries, key=lambda entry: entry.path), [], "new photos")
+    tick = stopping_ticker(world, "images")
+    try:
+        catalog = ingest(listing, run.store, settings.data, tick, read=reader.read)
+    except UserError as error:
+        raise UserError(f"none of {len(entries)} new photos can be used: {error}", 1) from error
+    store = PixelStore.open(run.store)
+    empty = empty_pictures(store, settings.data.image_size)
+    usable = int(((catalog.labels < 0) & ~empty).sum())
+    told = (
+        f"{len(catalog.broken)} broken, {int(empty.sum())} blank or noise"
+        if catalog.broken or empty.any()
+        else ""
+    )
+    if usable < SMALLEST and not said.speaks:
+        return f"{usable} new photos are too few for a class ({SMALLEST} are needed)" + (
+            f"; {told}" if told else ""
+        )
+    if empty.any():
+        kept = set(np.flatnonzero(~empty).tolist())
+        paths = {path for row, path in enumerate(catalog.paths) if row in kept}
+        entries = [entry for entry in listing.entries if entry.path in paths]
+        catalog = ingest(Listing(root, entries, [], "new photos"), run.store, settings.data, tick)
+    return catalog
+
+
+def ids_for(file: Path, count: int, taken: set[str]) -> list[str]:
+    """Ids of classes that come, minted once for a run however often it is gone on with."""
+    if not file.exists() or len(read_json(file)) != count:
+        write_json(file, mint_ids(count, taken))
+    ids: list[str] = read_json(file)
+    return ids
+
+
+def _replayed(catalog: Catalog, parted: Parted) -> NDArray[np.float16]:
+    """Tokens of the catalog's remembered rows."""
+    place = {key: row for row, key in enumerate(parted.replayed.keys.tolist())}
+    rows = [place[key] for key, path in zip(catalog.keys.tolist(), catalog.paths, strict=True)
+            if path.startswith(REPLAYED)]  # fmt: skip
+    return parted.replayed.tokens[rows]
