@@ -132,7 +132,8 @@ def light_bundle(tmp_path: Path) -> Callable[..., Path]:
             "provenance": {"run": name, "created": "t", "exported": "t", "partgcd": "0", "git": None, "versions": {},
                            "seed": 0, "data": "0" * 64, "images": {}},
             "settings": Settings.model_validate(
-                {"data": {"image_size": 64, "crop_ratio": 0.9, "max_aspect": 4.0, "max_megapixels": 9.0}}
+                {"data": {"image_size": 64, "crop_ratio": 0.9, "max_aspect": 4.0, "max_megapixels": 9.0},
+                 "discovery": {"method": "simgcd"}}
             ).model_dump(), "files": {},
         })  # fmt: skip
         files.write_manifest(folder, manifest.model_copy(update={"files": files.list_files(folder)}))
