@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partgcd.backbone.known import BlockOut
+from partgcd.backbone.layers import BlockOut, Family
+from partgcd.backbone.rows import Rows
 
 
 class ConvLayers(nn.Module):
@@ -19,6 +20,8 @@ class ConvLayers(nn.Module):
     grid is coarser: its cells are interpolated back to P patches. Batch norms always use their stored
     statistics.
     """
+
+    picks_rows = False
 
     def __init__(self, model: Any, image_size: int) -> None:
         super().__init__()
@@ -66,6 +69,10 @@ class ConvLayers(nn.Module):
         grid, normed = self._stage(tokens)
         return self._pool(normed), self._energy(grid)
 
+    def patches_at(self, tokens: Tensor, rows: Rows) -> Tensor:
+        """Not to be had: a convolution sees neighbours."""
+        raise ValueError("a convolutional network can't compute single patches")
+
     def _stage(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         # The transposed view of row-major cells is exactly a channels-last image.
         image = tokens.reshape(tokens.shape[0], *self.grid, -1).permute(0, 3, 1, 2)
@@ -102,3 +109,6 @@ def _pieces(model: Any) -> tuple[list[nn.Module], list[nn.Module], list[nn.Modul
     # the pooled vector, so it is no part of the patches and left out.
     tail = [model.conv_head, model.bn2] if hasattr(model, "bn2") else []
     return [model.conv_stem, model.bn1], list(model.blocks), tail
+
+
+FAMILY = Family("conv", ConvLayers)

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal
 
+from partgcd.backbone.layers import Kind
 from partgcd.config.errors import UserError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Kind = Literal["vit", "conv"]
 Triple = tuple[float, float, float]
 
 GPU_DEFAULT = "vit_base_patch16_224.dino"
 CPU_DEFAULT = "offline/vit-small"
 
-# timm's module of an architecture -> how its layers are driven (vit.py, conv.py).
-FAMILIES: dict[str, Kind] = {
-    "vision_transformer": "vit",
-    "deit": "vit",
-    "resnet": "conv",
-    "convnext": "conv",
-    "efficientnet": "conv",
-    "mobilenetv3": "conv",
-}
 SUPPORTED = (
-    "timm's VisionTransformer models with a class token (DINO, DINOv2 with or without registers, DeiT, ...), "
+    "timm's VisionTransformer and Eva models with a class token (DINO, DINOv2 with or without registers, DINOv3, DeiT, "
+    "EVA-02, ...), "
     "ResNet, ConvNeXt, EfficientNet and MobileNet families, and the offline/ backbones"
 )
 
@@ -65,17 +54,6 @@ class BackboneInfo:
     licence: str
     lineage: str
     weights_digest: str
-
-
-class BlockOut(NamedTuple):
-    """Output of the trainable block: ``cls`` [B, D], ``patches`` [B, P, D], ``attention`` [B, P]; float32.
-
-    ``attention`` is at least 0 and sums to at most 1 over P.
-    """
-
-    cls: Tensor
-    patches: Tensor
-    attention: Tensor
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,25 @@ from __future__ import annotations
 import difflib
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from partgcd.backbone import hub
-from partgcd.backbone.conv import ConvLayers
+from partgcd.backbone.families import FAMILIES
 from partgcd.backbone.known import (
-    FAMILIES,
     OFFLINE,
     SUPPORTED,
     BackboneInfo,
-    BlockOut,
-    Kind,
     OfflineBackbone,
     lineage_of_tag,
     offline_backbone,
     resolve_name,
 )
+from partgcd.backbone.layers import BlockOut, Family, Layers
 from partgcd.backbone.rows import Rows
-from partgcd.backbone.vit import VitLayers, check_image_size, check_vit
+from partgcd.backbone.vit import check_image_size
 from partgcd.backbone.weights import fit_weights, offline_tensors, read_weights, tensors_digest
 from partgcd.config.errors import UserError
 from partgcd.config.tree import BackboneSettings
@@ -46,7 +44,7 @@ class Backbone(nn.Module):
     _scale: Tensor
     _shift: Tensor
 
-    def __init__(self, layers: VitLayers | ConvLayers, info: BackboneInfo) -> None:
+    def __init__(self, layers: Layers, info: BackboneInfo) -> None:
         super().__init__()
         self.layers = layers
         self.info = info
@@ -88,11 +86,11 @@ class Backbone(nn.Module):
     @property
     def picks_rows(self) -> bool:
         """Whether single patches can be computed without the others: transformers can, convolutions can't."""
-        return isinstance(self.layers, VitLayers)
+        return self.layers.picks_rows
 
     def patches_at(self, tokens: Tensor, rows: Rows) -> Tensor:
         """``patches`` of ``block`` at ``rows`` alone, [B, R, D], up to rounding. Only where ``picks_rows``."""
-        if not isinstance(self.layers, VitLayers):
+        if not self.picks_rows:
             raise ValueError(f"{self.info.name} can't compute single patches")
         return self.layers.patches_at(tokens.float(), rows).float()
 
@@ -138,47 +136,48 @@ def load_backbone(settings: BackboneSettings, image_size: int, device: torch.dev
     name = resolve_name(settings.name, device.type)
     entry = offline_backbone(name) if name.startswith("offline/") else None
     architecture = entry.architecture if entry else name
-    kind = _kind(architecture, name)
+    family = _family(architecture, name)
     options: dict[str, Any] = {"depth": entry.blocks} if entry and entry.blocks else {}
-    if kind == "vit":
-        _check_vit(architecture, name, image_size, options)
+    if family.kind == "vit":
+        _check_vit(family, architecture, name, image_size, options)
         options["img_size"] = image_size
 
     model, licence, lineage = _with_weights(settings, name, entry, architecture, options)
-    return assemble(model, kind, name, image_size, licence, lineage, entry).to(device)
+    return assemble(model, family, Named(name, licence, lineage, entry), image_size).to(device)
 
 
-def assemble(
-    model: Any,
-    kind: Kind,
-    name: str,
-    image_size: int,
-    licence: str,
-    lineage: str,
-    entry: OfflineBackbone | None = None,
-) -> Backbone:
+class Named(NamedTuple):
+    """What a backbone is called and where it comes from; an entry has preprocessing of its own."""
+
+    name: str
+    licence: str
+    lineage: str
+    entry: OfflineBackbone | None = None
+
+
+def assemble(model: Any, family: Family, named: Named, image_size: int) -> Backbone:
     """A ``Backbone`` around a timm ``model`` that already has its weights and takes ``image_size`` pixels."""
     model.eval()  # before the convolutional layers run once to learn their shapes
     digest = tensors_digest(model.state_dict())
-    layers = VitLayers(model) if kind == "vit" else ConvLayers(model, image_size)
+    layers, entry = family.build(model, image_size), named.entry
     preprocessing = model.pretrained_cfg
     info = BackboneInfo(
-        name=name,
-        kind=kind,
+        name=named.name,
+        kind=family.kind,
         mean=entry.mean if entry else tuple(preprocessing["mean"]),
         std=entry.std if entry else tuple(preprocessing["std"]),
         image_size=image_size,
         grid=layers.grid,
         dim=layers.dim,
         trunk_dim=layers.trunk_dim,
-        licence=licence,
-        lineage=lineage,
+        licence=named.licence,
+        lineage=named.lineage,
         weights_digest=digest,
     )
     return Backbone(layers, info)
 
 
-def _kind(architecture: str, name: str) -> Kind:
+def _family(architecture: str, name: str) -> Family:
     """How timm's ``architecture`` is driven; UserError for one that timm or this package does not know."""
     import timm
 
@@ -198,13 +197,16 @@ def _kind(architecture: str, name: str) -> Kind:
     return FAMILIES[family]
 
 
-def _check_vit(architecture: str, name: str, image_size: int, options: dict[str, Any]) -> None:
+def _check_vit(
+    family: Family, architecture: str, name: str, image_size: int, options: dict[str, Any]
+) -> None:
     """Refuse what cannot work before looking for weights: a model without memory shows its structure."""
     import timm
 
     with torch.device("meta"):
         skeleton: Any = timm.create_model(architecture, num_classes=0, **options)
-    check_vit(skeleton, name)
+    if family.check is not None:
+        family.check(skeleton, name)
     check_image_size(int(skeleton.patch_embed.patch_size[0]), image_size, name)
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partgcd.backbone.known import SUPPORTED, BlockOut
+from partgcd.backbone.known import SUPPORTED
+from partgcd.backbone.layers import BlockOut, Family
 from partgcd.backbone.rows import Rows
 from partgcd.config.errors import UserError
 
@@ -18,6 +19,8 @@ class VitLayers(nn.Module):
 
     Tokens [B, T, D] carry the prefix (class token, then registers) and P patches, T = prefix + P.
     """
+
+    picks_rows = True
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -167,3 +170,6 @@ def _cast(values: Tensor) -> Tensor:
 def _softmax_rows(query: Tensor, keys: Tensor) -> Tensor:
     """softmax over T of query [B, H, 1, d] . keys [B, H or 1, T, d], float32 under autocast too."""
     return (query @ keys.transpose(-2, -1)).float().softmax(dim=-1)
+
+
+FAMILY = Family("vit", lambda model, image_size: VitLayers(model), check_vit)

@@ -9,7 +9,8 @@ import timm
 import torch
 from torch import nn
 
-from partgcd.backbone.load import Backbone, assemble
+from partgcd.backbone import conv
+from partgcd.backbone.load import Backbone, Named, assemble
 
 SIZE = 96
 # name -> (image cells a trunk cell spans, does a norm follow the pooling)
@@ -32,7 +33,7 @@ def model_of(name: str) -> Any:
 
 
 def backbone_of(model: Any, size: int = SIZE) -> Backbone:
-    return assemble(model, "conv", "tiny", size, "none", "random")
+    return assemble(model, conv.FAMILY, Named("tiny", "none", "random"), size)
 
 
 def pixels(size: int = SIZE) -> torch.Tensor:

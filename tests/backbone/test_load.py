@@ -125,7 +125,6 @@ def test_a_weights_file_is_used(tmp_path: Path) -> None:
         ("vit_bsae_patch16_224", "did you mean vit_base_patch16_224"),
         ("vit_base_patch16_224.dina", "timm knows no weights"),
         ("swin_tiny_patch4_window7_224", "family 'swin_transformer': supported are .*ResNet, ConvNeXt"),
-        ("eva02_tiny_patch14_224", "family 'eva': supported are"),
         ("test_vit2", "no class token: supported are"),
         ("offline/resnet", "choose from offline/vit-small"),
     ],

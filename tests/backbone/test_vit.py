@@ -9,7 +9,8 @@ import timm
 import torch
 from torch import nn
 
-from partgcd.backbone.load import Backbone, assemble
+from partgcd.backbone.families import FAMILIES
+from partgcd.backbone.load import Backbone, Named, assemble
 from partgcd.backbone.rows import rows_of
 from partgcd.backbone.vit import VitLayers, check_image_size, check_vit
 from partgcd.config.errors import UserError
@@ -41,7 +42,7 @@ def tiny(variant: str) -> Any:
 
 
 def backbone_of(model: Any) -> Backbone:
-    return assemble(model, "vit", "tiny", SIZE, "none", "random")
+    return assemble(model, FAMILIES["vision_transformer"], Named("tiny", "none", "random"), SIZE)
 
 
 def pixels(batch: int = 3) -> torch.Tensor:
