@@ -58,7 +58,10 @@ def new_since(registry: Registry, folder: Path, said: Said | None = None) -> int
     attempts = list(read_attempts(registry).values())
     looked = [one for one in attempts if one["champion"] == bundle.id]
     photos = max(len(arrivals.keys) - (int(looked[-1]["photos"]) if looked else 0), 0)
-    if said is None or not said.images or any(one.get("said") == said.digest() for one in attempts):
+    if said is None or not said.images:
+        return photos
+    words = said.digest()
+    if any(one.get("said") == words for one in attempts):
         return photos
     heard = int(attempts[-1].get("labelled", 0)) if attempts else 0
     return photos + max(said.images - heard, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class Seen:
         catalog: new photos, labelled images, and remembered ones that have no pixels.
         parted: the memory, in what is trained on and what is held out.
         replay: trunk tokens of the catalog's last rows.
-        backbone: as it came, on the device.
+        backbone: a copy of the champion's, on the device.
         ever: ids that any class has or had.
     """
 
@@ -93,7 +94,9 @@ def look(at: Place, known: Known, arrivals: Arrivals, said: Said, reader: Reader
     catalog = join_catalog(fresh, held.carried.ids, parted)
     catalog.save(run.path)
     replay = _replayed(catalog, parted)
-    base = ground(settings, catalog, world, replay if len(replay) else None)
+    # A copy: training overwrites its last block, and the champion is asked again by the gate.
+    backbone = copy.deepcopy(asked.model.backbone)
+    base = ground(settings, catalog, world, replay if len(replay) else None, backbone)
 
     def opinion_of(champion: Known) -> Opinion:
         return ask(
