@@ -43,8 +43,8 @@ class RotaryLayers(nn.Module):
 
     def trunk(self, pixels: Tensor) -> Tensor:
         """Input of the last block, [B, T, D]."""
-        x, rope = self._embedded(pixels)
-        x = self.model.norm_pre(x)
+        embedded, rope = self._embedded(pixels)
+        x: Tensor = self.model.norm_pre(embedded)
         for number, block in enumerate(self.model.blocks[:-1]):
             x = block(x, rope=self._of_block(rope, number))
         return x
@@ -86,7 +86,7 @@ class RotaryLayers(nn.Module):
 
     def _turned(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [B, H, T, d] of normalised rows, the patches' turned by their place."""
-        from timm.layers import apply_rot_embed_cat
+        from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 
         attn = self.last.attn
         if attn.qkv is not None:
@@ -121,7 +121,8 @@ def check_rotary(model: Any, name: str) -> None:
 
     if not isinstance(model, Eva) or type(model.blocks[-1]) is not EvaBlock:
         raise UserError(f"{name} is a transformer with blocks of its own kind: supported are {SUPPORTED}")
-    if type(model.blocks[-1].attn) is not EvaAttention:
+    attention: Any = type(model.blocks[-1].attn)
+    if attention is not EvaAttention:
         raise UserError(f"{name} has attention of its own kind in its blocks: supported are {SUPPORTED}")
     if model.cls_token is None:
         raise UserError(f"{name} has no class token: supported are {SUPPORTED}")
