@@ -12,8 +12,6 @@ METRIC = "partgcd_images_total"
 
 _MOST_BYTES = 4_000_000
 _SECONDS = 5.0
-_LINE = re.compile(rf"^{METRIC}\{{([^}}]*)\}}\s+([0-9.eE+]+)(?:\s+\d+)?$", re.MULTILINE)
-_OUTCOME = re.compile(r'(?:^|,)\s*outcome="(\w+)"')
 
 
 def check_url(url: str) -> None:
@@ -34,12 +32,25 @@ def read_counters(url: str) -> tuple[float, float] | None:
 
 
 def parse_counters(text: str) -> tuple[float, float] | None:
-    """(answers, novel ones) of a page in the Prometheus text format, summed over workers."""
-    counts = {"familiar": 0.0, "novel": 0.0}
-    found = False
-    for labels, value in _LINE.findall(text):
-        outcome = _OUTCOME.search(labels)
-        if outcome is not None and outcome[1] in counts:
-            counts[outcome[1]] += float(value)
-            found = True
-    return (counts["familiar"] + counts["novel"], counts["novel"]) if found else None
+    """(answers, novel ones) of a page in the Prometheus text format, summed over workers; None if it is none.
+
+    Raises:
+        UserError: prometheus-client, which reads the format, is not installed.
+    """
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError:
+        raise UserError(
+            "reading a server's metrics needs prometheus-client: pip install 'partgcd[cpu]'"
+        ) from None
+
+    counts: dict[str, list[float]] = {"familiar": [], "novel": []}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == METRIC:
+                    counts.get(sample.labels.get("outcome", ""), []).append(float(sample.value))
+    except ValueError:  # a page of something else
+        return None
+    novel = sum(counts["novel"])
+    return (sum(counts["familiar"]) + novel, novel) if any(counts.values()) else None

@@ -43,6 +43,7 @@ def url() -> Iterator[str]:
 def test_answers_are_summed_over_workers() -> None:
     assert parse_counters(PAGE) == (100.0, 10.0)
     assert parse_counters("") is None and parse_counters("partgcd_images_total 4\n") is None
+    assert parse_counters("<html>{ no = metrics") is None
 
 
 def test_a_server_is_asked_and_a_missing_one_is_no_error(url: str) -> None:
