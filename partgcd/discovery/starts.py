@@ -16,6 +16,9 @@ from partgcd.discovery.refresh import BATCH, Features, Look
 from partgcd.model.module import DiscoveryModel
 from partgcd.run.world import ALONE, Ranks, share_of
 
+_MIXTURE_STEPS = 20
+"""Of EM in the last clustering."""
+
 _RIDGE = 0.05
 """Ridge penalty as a share of the mean squared part feature times the number of images."""
 
@@ -72,7 +75,6 @@ def settle_clusters(
     labels: Tensor,
     probabilities: Tensor,
     temperature: float,
-    iterations: int = 20,
     world: Ranks = ALONE,
     shares: Tensor | None = None,
 ) -> Tensor:
@@ -96,7 +98,7 @@ def settle_clusters(
     known = own >= 0
     pinned = torch.nn.functional.one_hot(own[known], probabilities.shape[1]).to(unit)
     q = probabilities[mine].to(unit).clone()
-    for _ in range(iterations):
+    for _ in range(_MIXTURE_STEPS):
         q[known] = pinned
         sums, mass = q.T @ unit, q.sum(dim=0)
         if world.size > 1:

@@ -14,6 +14,12 @@ from partgcd.parts.em import fit_mixtures
 from partgcd.parts.exact import exact_products
 from partgcd.parts.mixture import Mixture, hard_mixture, kmeans, log_joint, sample_rows
 
+_FLOOR = 1e-3
+"""Smallest variance, as a share of the pooled variance."""
+
+_ITERATIONS = 10
+"""Of EM for each K."""
+
 
 @dataclass(frozen=True)
 class PartCount:
@@ -54,8 +60,6 @@ def choose_parts(
     patches_per_class: int = 2000,
     seed: int = 0,
     max_classes: int = 30,
-    variance_floor: float = 1e-3,
-    iterations: int = 10,
 ) -> PartCount:
     """The K whose parts are told apart best: highest silhouette, averaged over classes; of equals the
     smaller.
@@ -68,8 +72,6 @@ def choose_parts(
         k_min, k_max: the K tried, 2 or more, both included.
         patches_per_class: patches of a class that are looked at (seeded draw).
         max_classes: classes that are looked at (seeded draw).
-        variance_floor: smallest variance, as a share of the pooled variance.
-        iterations: EM iterations.
 
     Raises:
         ValueError: k_min is below 2 or above k_max, or no class has k_max + 1 patches.
@@ -91,7 +93,7 @@ def choose_parts(
     sizes = torch.tensor([len(one) for one in drawn])
     by_class = torch.split(flat, [len(one) for one in drawn])
     arrays = [one.cpu().double().numpy() for one in by_class]
-    floor = (variance_floor * flat.var(0)).clamp_min(1e-12)
+    floor = (_FLOOR * flat.var(0)).clamp_min(1e-12)
     totals: dict[int, list[float]] = {k: [] for k in range(k_min, k_max + 1)}
     fits: dict[int, Mixture] = {}
     for k in totals:
@@ -102,7 +104,7 @@ def choose_parts(
             torch.stack([s.mu for s in starts]),
             torch.stack([s.var for s in starts]),
         )
-        fits[k] = fit_mixtures(flat, sizes, start, iterations, 1e-3, floor).mixture
+        fits[k] = fit_mixtures(flat, sizes, start, _ITERATIONS, 1e-3, floor).mixture
     with exact_products(flat.device):
         for c, x in enumerate(by_class):
             centred = x - x.mean(0)
