@@ -25,7 +25,7 @@ def train(
     data: Annotated[Path | None, typer.Option(help=_DATA, show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/<id> if not given.")] = None,
     method: Annotated[
-        str | None, typer.Option(help="partgcd, simgcd, gcd, kmeans, or another: see the guide.")
+        str | None, typer.Option(help="partgcd, simgcd, gcd, kmeans, or another of docs/method.md.")
     ] = None,
     backbone: Annotated[
         str | None, typer.Option(help="timm name or offline/...; auto picks by device.")

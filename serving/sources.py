@@ -54,7 +54,7 @@ class Source(Protocol):
         """What became of a class that is not answered with."""
 
     def rename(self, class_id: str, name: str, wait: float) -> None:
-        """Raises UserError as `continual.classes.rename` does; ``wait`` seconds for others who change it."""
+        """Raises UserError as `registry.edits.rename` does; ``wait`` seconds for others who change it."""
 
 
 class BundleSource:

@@ -39,9 +39,7 @@ def test_the_citation_says_what_is_needed() -> None:
     assert all("family-names" in each for each in cited["preferred-citation"]["authors"])
 
 
-@pytest.mark.parametrize(
-    "form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda form: form.stem
-)
-def test_issue_forms_are_forms(form: Path) -> None:
-    told = yaml.safe_load(form.read_text(encoding="utf-8"))
-    assert {"name", "description", "body"} <= told.keys() and all("type" in each for each in told["body"])
+@pytest.mark.parametrize("name", ["bug", "question"])
+def test_issue_forms_are_forms(name: str) -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text(encoding="utf-8"))
+    assert {"name", "description", "body"} <= form.keys() and all("type" in each for each in form["body"])

@@ -62,6 +62,13 @@ class Layers(Protocol):
         """Patches [B, R, D] of ``block`` at ``rows`` alone. Raises ValueError unless ``picks_rows``."""
 
 
+def final_norm_of(model: Any) -> Any:
+    """The norm after a transformer's last block; models that pool patches keep it behind the pooling."""
+    from torch import nn
+
+    return model.fc_norm if isinstance(model.norm, nn.Identity) else model.norm
+
+
 @dataclass(frozen=True)
 class Family:
     """How the models of a timm module are driven.

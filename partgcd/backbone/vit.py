@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partgcd.backbone.known import SUPPORTED
-from partgcd.backbone.layers import BlockOut, Family
+from partgcd.backbone.layers import BlockOut, Family, final_norm_of
 from partgcd.backbone.rows import Rows
 from partgcd.config.errors import UserError
 
@@ -37,8 +37,8 @@ class VitLayers(nn.Module):
 
     @property
     def final_norm(self) -> Any:
-        """The norm after the last block; models that pool patches keep it behind the pooling."""
-        return self.model.fc_norm if isinstance(self.model.norm, nn.Identity) else self.model.norm
+        """The norm after the last block."""
+        return final_norm_of(self.model)
 
     def trunk(self, pixels: Tensor) -> Tensor:
         """Input of the last block, [B, T, D]."""

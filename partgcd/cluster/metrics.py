@@ -61,6 +61,21 @@ def match(truth: Ints, predicted: Ints) -> dict[int, int]:
     }
 
 
+def cluster_of_class(labels: Ints, clusters: Ints, old: int, classes: int) -> Ints:
+    """Which cluster each class gets, [classes]: labelled classes those that their images match, others what is left.
+
+    Shape: labels [N], -1 for none; clusters [N], in 0..classes-1.
+    """
+    order = np.full(classes, -1, dtype=np.int64)
+    known = labels >= 0
+    if known.any():
+        for cluster, label in match(labels[known], clusters[known]).items():
+            if label < old:
+                order[label] = cluster
+    order[order < 0] = sorted(set(range(classes)) - set(order.tolist()))
+    return order
+
+
 def _correct(truth: Ints, predicted: Ints) -> Bools:
     """Which images the best match gets right, [n]."""
     found = match(truth, predicted)

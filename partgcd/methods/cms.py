@@ -13,7 +13,7 @@ from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from partgcd.cluster.metrics import match
+from partgcd.cluster.metrics import cluster_of_class
 from partgcd.methods.method import Batch, Course, Method, Moment, Scene, Term
 from partgcd.methods.simgcd import global_terms
 from partgcd.model.losses import contrast_supervised, contrast_unsupervised
@@ -88,21 +88,10 @@ class _Memory:
             .fit_predict(moved.cpu().numpy())
             .astype(np.int64)
         )
-        order = _names(ward, labels, scene.old, classes)
-        clusters = np.where(labels >= 0, labels, order[ward])
+        place = np.empty(classes, dtype=np.int64)
+        place[cluster_of_class(labels, ward, scene.old, classes)] = np.arange(classes)
+        clusters = np.where(labels >= 0, labels, place[ward])
         return torch.from_numpy(clusters).to(embeddings.device)
-
-
-def _names(ward: np.ndarray, labels: np.ndarray, old: int, classes: int) -> np.ndarray:
-    """Class index [C] of each cluster: old classes take the clusters their labelled images match."""
-    known = labels >= 0
-    named = match(labels[known], ward[known]) if known.any() else {}
-    order = np.full(classes, -1, dtype=np.int64)
-    for cluster, label in named.items():
-        if label < old:
-            order[cluster] = label
-    free = iter(sorted(set(range(classes)) - set(order.tolist())))
-    return np.array([next(free) if each < 0 else each for each in order.tolist()], dtype=np.int64)
 
 
 def begin(scene: Scene) -> Course:

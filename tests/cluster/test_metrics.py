@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
-from partgcd.cluster.metrics import clustering_accuracy, match, purity, split_accuracy
+from partgcd.cluster.metrics import cluster_of_class, clustering_accuracy, match, purity, split_accuracy
 
 Ints = NDArray[np.int64]
 
@@ -150,3 +150,10 @@ def test_purity_gives_each_true_class_to_one_new_class() -> None:
 
 def test_purity_without_new_candidates_is_none() -> None:
     assert purity(ints(0, 1), ints(0, 0), ints(0, 0), np.array([False, True])) is None
+
+
+def test_labelled_classes_get_the_clusters_their_images_are_in_and_others_what_is_left() -> None:
+    labels = np.array([0, 0, 1, 1, -1, -1, -1])
+    clusters = np.array([2, 2, 0, 0, 1, 3, 3])
+    assert cluster_of_class(labels, clusters, 2, 4).tolist() == [2, 0, 1, 3]
+    assert cluster_of_class(np.full(3, -1), np.array([0, 1, 2]), 0, 3).tolist() == [0, 1, 2]
