@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,7 +39,9 @@ class Discoverer(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore
         random_state: seed; two fits with one seed, photos and machine are equal.
         method: as ``discovery.method``; embeddings are clustered by semi-supervised k-means whatever it says.
         settings: further dotted keys of the settings tree, like {"train.epochs": 8}.
-        out: folder that keeps the run; None keeps it in a temporary one, as long as this object lives.
+        out: folder that keeps the run, in which an interrupted fit goes on; None keeps it in a temporary one, as long
+            as this object lives.
+        verbose: say on stderr how far a fit of photos is.
 
     Attributes:
         labels_: [N] category of each image; old ones are called as in ``y``, discovered ones by numbers where ``y``
@@ -62,6 +65,7 @@ class Discoverer(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore
         method: str = "partgcd",
         settings: dict[str, object] | None = None,
         out: Path | str | None = None,
+        verbose: bool = False,
     ) -> None:
         self.classes = classes
         self.backbone = backbone
@@ -69,6 +73,7 @@ class Discoverer(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore
         self.method = method
         self.settings = settings
         self.out = out
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the categories.
@@ -233,7 +238,7 @@ class Discoverer(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore
             "discovery.method": self.method, "discovery.classes": self.classes, "backbone.name": self.backbone,
             "seed": seed_of(self.random_state), **(self.settings or {}),
         }  # fmt: skip
-        run = train(data, place / "run", flags)
+        run = train(data, place / "run", flags, on_progress=_telling() if self.verbose else None)
         catalog = Catalog.load(run.path)
         records = [str(record["name"]) for record in read_json(run.classes)]
         if called and all(isinstance(label, int) for label in called.values()):
@@ -295,6 +300,20 @@ class Discoverer(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore
             given = {name: value for name, value in said._asdict().items() if value is not None}
             collected.append({name: value.float().numpy() for name, value in given.items()})
         return {name: np.concatenate([each[name] for each in collected]) for name in collected[0]}
+
+
+def _telling() -> Callable[[str, int, int, str], None]:
+    """A line on stderr for each phase and each epoch."""
+    last = ""
+
+    def tell(phase: str, done: int, total: int, note: str) -> None:
+        nonlocal last
+        line = f"{phase} {note.partition(' loss')[0]}".rstrip()
+        if line != last:
+            print(line, file=sys.stderr, flush=True)
+        last = line
+
+    return tell
 
 
 def _is_photos(X: Any) -> bool:

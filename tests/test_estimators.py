@@ -155,12 +155,16 @@ def test_images_as_an_array_are_the_photos_they_were(fitted: Discoverer, photos:
         made.predict(images.astype(np.float32))
 
 
-def test_a_broken_photo_is_marked_and_loses_nothing(photos: list[Path], tmp_path: Path) -> None:
+def test_a_broken_photo_is_marked_and_loses_nothing(
+    photos: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff no photo")
     settings = {**TINY, "data.max_broken": 0.2}
-    made = Discoverer(classes=3, method="simgcd", settings=settings).fit(
+    made = Discoverer(classes=3, method="simgcd", settings=settings, verbose=True).fit(
         [tmp_path / "broken.jpg", *photos], [None, *LABELS]
     )
+    told = capsys.readouterr().err.splitlines()
+    assert told.count("training epoch 1/1") == 1 and "images" in told, "a long fit says how far it is"
     assert made.labels_[0] == -1 and -1 not in made.labels_[1:].tolist()
     with pytest.raises(UserError, match=r"broken\.jpg' can't be read"):
         made.predict([tmp_path / "broken.jpg"])
