@@ -7,7 +7,7 @@ decoder written in C takes one image with it, not the server.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import importlib
 import json
 import logging
 import math
@@ -28,6 +28,8 @@ from partgcd.config.errors import UserError
 from partgcd.config.tree import DataSettings
 from partgcd.data.decode_process import ABOUT, BROKEN, GRANT, HEAD, IMAGE, NEEDS, VIEW, frame, head
 from partgcd.decoding.begun import BrokenImage
+from partgcd.serving.decode_budget import Budget, Large, NoMemory
+from partgcd.serving.decoders_inside import InsideDecoders
 from partgcd.serving.metrics import Metrics
 from partgcd.serving.settings import Limits
 
@@ -44,12 +46,9 @@ _PASSED = ("PATH", "LANG", "LC_", "LD_", "DYLD_", "PYTHON", "HOME", "TMPDIR", "V
 _log = logging.getLogger("partgcd.serving")
 
 
-class Large(Exception):
-    """The image takes more memory, and so more time, than was to be spent on it here and now."""
-
-
-class NoMemory(Exception):
-    """The memory for an image did not become free in time."""
+def make_decoders(limits: Limits, metrics: Metrics) -> Decoders | InsideDecoders:
+    """Processes where the system has what bounds them: alarms, and pipes that can be waited for."""
+    return Decoders(limits, metrics) if hasattr(signal, "setitimer") else InsideDecoders(limits)
 
 
 class Decoders:
@@ -61,7 +60,7 @@ class Decoders:
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self._limits, self._metrics = limits, metrics
-        self._budget = _Budget(int(limits.max_decode_mb * 1e6))
+        self._budget = Budget(int(limits.max_decode_mb * 1e6))
         self._idle: list[_Process] = []
         self._busy: set[_Process] = set()
         self._one = threading.Lock()
@@ -157,9 +156,7 @@ class Decoders:
     def _granted(self, process: _Process, count: int, most: float, wait: float) -> Iterator[bytes]:
         """The frame that lets the process take ``count`` bytes."""
         try:
-            if most < count <= self._budget.most:
-                raise Large
-            with self._budget.held(count, wait):
+            with self._budget.held(count, most, wait):
                 yield frame(GRANT, max(count, 1).to_bytes(8, "big"))
         except (BrokenImage, Large, NoMemory):
             if not process.ended:  # it waits for an answer
@@ -195,32 +192,6 @@ class _Ended(Exception):
     """The process is gone, or was ended by us."""
 
 
-class _Budget:
-    """Bytes that all images being decoded may take together."""
-
-    def __init__(self, most: int) -> None:
-        self.most, self._held = most, 0
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def held(self, count: int, wait: float) -> Iterator[None]:
-        """Inside, ``count`` bytes are the caller's. BrokenImage where they never fit, NoMemory after ``wait`` s."""
-        if count > self.most:
-            raise BrokenImage(
-                f"needs too much memory: {count / 1e6:,.0f} MB (limit {self.most / 1e6:,.0f} MB, max_decode_mb)"
-            )
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._held + count <= self.most, wait):
-                raise NoMemory
-            self._held += count
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._held -= count
-                self._changed.notify_all()
-
-
 class _Process:
     """One decoder. Calls are made by one thread at a time, but for `end`."""
 
@@ -235,7 +206,10 @@ class _Process:
         )  # fmt: skip
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._in, self._out, self._err = self._process.stdin, self._process.stdout, self._process.stderr
-        with contextlib.suppress(AttributeError, OSError):  # fewer turns between the two; Linux has it
+        with contextlib.suppress(
+            ImportError, AttributeError, OSError
+        ):  # fewer turns between the two; Linux has it
+            fcntl = importlib.import_module("fcntl")
             fcntl.fcntl(self._in.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
         for each in (self._in, self._out, self._err):
             os.set_blocking(each.fileno(), False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -11,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from partgcd.config.errors import UserError
-from partgcd.disk.files import disk_errors
+from partgcd.disk.files import BYTES, NO_LINK, NO_WAIT, disk_errors, read_at
+from partgcd.disk.lock import try_lock
 
 LINES = "inbox.jsonl"
 
@@ -82,10 +82,10 @@ class Lines:
         until = time.monotonic() + _WAIT
         while True:
             # Never through a link, and never waiting for the other end of a pipe.
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_LINK | NO_WAIT | BYTES
             handle = os.open(self.path, flags, 0o644)
             try:
-                while not _try_lock(handle):
+                while not try_lock(handle):
                     if time.monotonic() > until:
                         raise UserError(f"another process holds '{self.path}'", 1)
                     time.sleep(_POLL)
@@ -104,7 +104,7 @@ class Lines:
             self._read, self._inode, self.bytes, self._listed = 0, about.st_ino, 0, set()
         left = b""
         while self._read < about.st_size:
-            piece = os.pread(self._handle, _PIECE, self._read)
+            piece = read_at(self._handle, _PIECE, self._read)
             if not piece:
                 break
             self._read += len(piece)
@@ -126,14 +126,6 @@ class Lines:
             except ValueError:
                 return
             self.bytes += count if isinstance(count, int) and count > 0 else 0
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _parsed(line: bytes) -> Mapping[str, object]:

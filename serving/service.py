@@ -21,7 +21,8 @@ from partgcd.decoding.begun import BrokenImage
 from partgcd.export.predictor import Answer, Failure, Predictor
 from partgcd.export.session import usable_cpus
 from partgcd.serving.body import Buffered, Upload
-from partgcd.serving.decoders import Decoders, Large, NoMemory
+from partgcd.serving.decode_budget import Large, NoMemory
+from partgcd.serving.decoders import make_decoders
 from partgcd.serving.edits import Changes
 from partgcd.serving.holder import ModelHolder
 from partgcd.serving.inbox import Inbox
@@ -91,7 +92,7 @@ class Service:
         self.changes = Changes(self.holder)
         limits = settings.limits
         self.buffered = Buffered(limits.max_buffered_mb * 1e6, limits.max_body_mb * 1e6)
-        self.decoders = Decoders(limits, metrics)
+        self.decoders = make_decoders(limits, metrics)
         self.inbox = Inbox(settings.collect, metrics) if settings.collect is not None else None
         self.draining = False
         # Two lanes: whoever sends large images, or what takes long by being large, holds up nobody else.

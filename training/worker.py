@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import signal
 import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +19,7 @@ import torch
 
 from partgcd.config.errors import UserError
 from partgcd.discovery.discover import discover
+from partgcd.disk.lock import BUSY, claimed
 from partgcd.run.device import pick_device
 from partgcd.run.folder import RunFolder
 from partgcd.run.torch_world import TorchWorld
@@ -103,26 +102,16 @@ def _alone(run: RunFolder) -> Iterator[None]:
     Raises:
         UserError: there still is one after two minutes.
     """
-    run.cache.mkdir(parents=True, exist_ok=True)
-    handle = os.open(run.cache, os.O_RDONLY)
-    try:
-        until = time.monotonic() + _LEAVE_S
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise UserError(
-                        f"a worker of an earlier attempt still holds the run in '{run.path}': stop it first",
-                        1,
-                    ) from None
-                time.sleep(0.1)
-            except OSError:
-                break  # a disk without locks: nobody can claim there
+    with ExitStack() as held:
+        try:
+            held.enter_context(claimed(run.cache, "trains", wait=_LEAVE_S))
+        except UserError as error:
+            if error.code != BUSY:
+                raise
+            raise UserError(
+                f"a worker of an earlier attempt still holds the run in '{run.path}': stop it first", 1
+            ) from None
         yield
-    finally:
-        os.close(handle)
 
 
 @contextmanager

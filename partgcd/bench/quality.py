@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from partgcd.config.tree import Settings
 from partgcd.discovery.discover import build_catalog, discover, here
 from partgcd.discovery.task import Task
 from partgcd.disk.files import read_json, write_json
+from partgcd.disk.lock import BUSY, claimed
 from partgcd.methods.known import method_of
 from partgcd.run.device import processor
 from partgcd.run.folder import RunFolder
@@ -107,9 +107,12 @@ def run_plan(
     for (name, backbone, seed), members in groups.items():
         drawn = plan.sets[name].drawn()
         ground = work / "ground" / f"{name}+{backbone.replace('/', '_')}+{seed}+{_digest(drawn)}"
-        ground.mkdir(parents=True, exist_ok=True)
-        with _claim(ground) as mine:
-            if not mine:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(claimed(ground, "runs a bench"))
+            except UserError as error:
+                if error.code != BUSY:
+                    raise
                 held += members
                 continue
             manifest = ground / "set.csv"
@@ -119,21 +122,6 @@ def run_plan(
                 _run(job, settings, drawn, manifest, ground, results, work, say, progress)
             shutil.rmtree(ground, ignore_errors=True)
     return held
-
-
-@contextmanager
-def _claim(folder: Path) -> Iterator[bool]:
-    """Whether this process may work in ``folder``; the claim ends with the block or the process."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)
 
 
 def _run(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import sys
 from typing import Any, BinaryIO
@@ -95,6 +94,8 @@ def _pause() -> float:
 
 def _limit_memory(more: int | None) -> None:
     """Let the address space grow by ``more`` bytes at most, where the system tells its size; None lifts the limit."""
+    import resource  # Windows has none, and reads only this module's constants
+
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     soft = hard
     if more is not None:

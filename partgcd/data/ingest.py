@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import glob
 import hashlib
 import json
@@ -31,8 +30,12 @@ from partgcd.data.decode import BrokenImage, decoded, read_image
 from partgcd.data.listing import Listing
 from partgcd.data.names import first_few, printable, storable
 from partgcd.data.pixels import ABOUT, INDEX, PIXELS, PixelStore, planes, read_about, resize
+from partgcd.disk.lock import claimed
 
 _FORMAT = 2  # raised whenever the pixels of any readable file change
+_REMOVED_S = 60.0
+"""How long another process may take to remove what it takes for left over."""
+
 Progress = Callable[[int, int], None]
 Reader = Callable[[Path], bytes]
 
@@ -96,51 +99,43 @@ def ingest(
             raise UserError(
                 f"{printable(str(folder))} is there and is no pixel store: choose another folder", code=1
             )
-        building, claim = _building(folder)
-    try:
-        with _writing(folder):
-            looks, places, size = [], [], 0
-            with (building / PIXELS).open("wb") as file:
-                for look in _look_at_all(listing, _How(image, True, read), progress, threads):
-                    places.append((size, 0, 0))
-                    if look.pixels is not None:
-                        places[-1] = (size, look.pixels.shape[1], look.pixels.shape[2])
-                        size += _append(file, look.pixels)
-                    looks.append(replace(look, pixels=None))
-            catalog, rows = _catalog(listing, looks)
-            _refuse_too_many(listing, catalog, folder, image)
-            np.save(building / INDEX, np.array(places, np.int64).reshape(-1, 3)[rows], allow_pickle=False)
-            catalog.save(building)
-            about = {"digest": digest, "images": len(catalog), "bytes": size, **image.model_dump(mode="json")}
-            (building / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
-            building.chmod(0o755)  # mkdtemp keeps others out
-            if folder.exists():
-                folder.rename(building.with_suffix(".old"))
-            building.rename(folder)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-        shutil.rmtree(building.with_suffix(".old"), ignore_errors=True)
-        os.close(claim)
+    with _writing(folder), _building(folder) as building:
+        looks, places, size = [], [], 0
+        with (building / PIXELS).open("wb") as file:
+            for look in _look_at_all(listing, _How(image, True, read), progress, threads):
+                places.append((size, 0, 0))
+                if look.pixels is not None:
+                    places[-1] = (size, look.pixels.shape[1], look.pixels.shape[2])
+                    size += _append(file, look.pixels)
+                looks.append(replace(look, pixels=None))
+        catalog, rows = _catalog(listing, looks)
+        _refuse_too_many(listing, catalog, folder, image)
+        np.save(building / INDEX, np.array(places, np.int64).reshape(-1, 3)[rows], allow_pickle=False)
+        catalog.save(building)
+        about = {"digest": digest, "images": len(catalog), "bytes": size, **image.model_dump(mode="json")}
+        (building / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
+        building.chmod(0o755)  # mkdtemp keeps others out
+        if folder.exists():
+            folder.rename(building.with_suffix(".old"))
+        building.rename(folder)
     return catalog
 
 
-def _building(folder: Path) -> tuple[Path, int]:
-    """A new folder to build the store in, and the handle that claims it until it is closed.
+@contextmanager
+def _building(folder: Path) -> Iterator[Path]:
+    """A new folder to build the store in, which is claimed, and gone at the end if it is not the store by then.
 
-    The system drops the claim, a lock on the folder, however its holder ends: that tells a store being built
-    from one that a kill left behind, which no process id would on a disk shared by containers.
+    The system drops the claim however its holder ends: that tells a store being built from one that a kill left
+    behind, which no process id would on a disk shared by containers.
     """
-    while True:
-        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+    # Another process may take it for left over before it is claimed: then it is made once more.
+    with claimed(building, "builds a pixel store", wait=_REMOVED_S):
         try:
-            claim = os.open(building, os.O_RDONLY)
-        except FileNotFoundError:
-            continue
-        with suppress(OSError):  # a disk without locks: nobody can claim there, so nobody will remove either
-            fcntl.flock(claim, fcntl.LOCK_EX)
-        if building.exists():  # else another process took it for left over before it was claimed
-            return building, claim
-        os.close(claim)
+            yield building
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+            shutil.rmtree(building.with_suffix(".old"), ignore_errors=True)
 
 
 def _remove_left_over(folder: Path) -> None:
@@ -148,17 +143,12 @@ def _remove_left_over(folder: Path) -> None:
     for other in folder.parent.glob(f".{glob.escape(folder.name)}-*.old"):
         shutil.rmtree(other, ignore_errors=True)
     for other in folder.parent.glob(f".{glob.escape(folder.name)}-*.part"):
-        try:
-            claim = os.open(other, os.O_RDONLY)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(other, ignore_errors=True)
-        except OSError:
-            pass
-        finally:
-            os.close(claim)
+        with (
+            suppress(OSError, UserError),
+            claimed(other, "builds a pixel store", through_link=False) as alone,
+        ):
+            if alone:
+                shutil.rmtree(other, ignore_errors=True)
 
 
 def inputs_digest(listing: Listing, image: DataSettings) -> str:

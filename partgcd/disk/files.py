@@ -19,20 +19,22 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EROFS, errno.EPERM)
 _NO_PATH = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.EXDEV,
             errno.EINVAL, errno.EILSEQ)  # fmt: skip
-_BROKEN = (
-    errno.EIO,
-    errno.ESTALE,
-    errno.ENXIO,
-    errno.ENODEV,
-    errno.EREMOTEIO,
-    errno.ETIMEDOUT,
-    errno.EUCLEAN,
+# Only Linux has all of them.
+_BROKEN = tuple(
+    getattr(errno, name)
+    for name in ("EIO", "ESTALE", "ENXIO", "ENODEV", "EREMOTEIO", "ETIMEDOUT", "EUCLEAN")
+    if hasattr(errno, name)
 )
 _WHY = {
     errno.EDQUOT: "the quota is used up",
     errno.EFBIG: "the largest size of a file is reached",
     errno.EROFS: "it is mounted read-only",
 }
+
+# Flags of `os.open` that some system lacks: Windows knows no links that have to be kept out, and text to be asked for.
+BYTES = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 @contextmanager
@@ -115,6 +117,18 @@ def write_bytes(path: Path, data: bytes) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def read_at(handle: int, count: int, place: int) -> bytes:
+    """Up to ``count`` bytes from ``place`` on, as os.pread, which Windows lacks; moves the handle's own place."""
+    os.lseek(handle, place, os.SEEK_SET)
+    return os.read(handle, count)
+
+
+def write_at(handle: int, data: bytes, place: int) -> int:
+    """Write at ``place``, as os.pwrite; how many bytes were written."""
+    os.lseek(handle, place, os.SEEK_SET)
+    return os.write(handle, data)
 
 
 def is_temporary(name: str) -> bool:

@@ -20,7 +20,7 @@ from safetensors.numpy import load
 
 from partgcd.config.errors import UserError
 from partgcd.data.names import first_few, printable
-from partgcd.disk.files import disk_errors, write_bytes
+from partgcd.disk.files import BYTES, NO_LINK, NO_WAIT, disk_errors, write_bytes
 from partgcd.disk.lock import claimed
 from partgcd.export.manifest import FileEntry, Manifest, parse_manifest
 
@@ -226,7 +226,7 @@ def _opened(path: Path, name: str) -> Iterator[BinaryIO]:
     """
     file = path / name
     try:
-        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | getattr(os, "O_NONBLOCK", 0))
+        handle = os.open(file, os.O_RDONLY | NO_LINK | NO_WAIT | BYTES)
         stream = os.fdopen(handle, "rb")
     except FileNotFoundError as error:
         raise UserError(f"'{path}' is incomplete: {name} is missing; export the bundle again", 1) from error

@@ -17,7 +17,7 @@ from typing import Any
 
 from partgcd.config.errors import UserError
 from partgcd.data.names import clean_label, printable, storable
-from partgcd.disk.files import disk_errors
+from partgcd.disk.files import BYTES, disk_errors, read_at, write_at
 
 Event = dict[str, Any]
 
@@ -146,11 +146,11 @@ def append(file: Path, op: str, **fields: Any) -> Event:
     }
     line = json.dumps(event, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     with disk_errors(file):
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | BYTES, 0o644)
         try:
             end = _whole(handle)
             os.ftruncate(handle, end)
-            written = os.pwrite(handle, line, end)
+            written = write_at(handle, line, end)
             if written != len(line):
                 os.ftruncate(handle, end)
                 raise UserError(f"the disk is full: can't write '{file}'", 1)
@@ -191,5 +191,5 @@ def checked_note(text: str) -> str:
 def _whole(handle: int) -> int:
     """Bytes up to and with the last newline."""
     size = os.fstat(handle).st_size
-    data = os.pread(handle, size, 0) if size else b""
+    data = read_at(handle, size, 0) if size else b""
     return data.rfind(b"\n") + 1

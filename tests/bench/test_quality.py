@@ -15,6 +15,7 @@ from partgcd.bench.quality import measured_settings, pending, results_of, run_pl
 from partgcd.bench.quality_table import COLUMNS, markdown, rows
 from partgcd.config.tree import Settings
 from partgcd.disk.files import write_json
+from partgcd.disk.lock import claimed
 from partgcd.run.world import Interrupted
 
 COMMON: dict[str, object] = {
@@ -110,9 +111,7 @@ def test_a_group_that_another_process_holds_is_left_to_it(photos: Path, tmp_path
     ground = (
         tmp_path / "work" / "ground" / f"shapes+test_vit+1+{quality._digest(plan.sets['shapes'].drawn())}"
     )
-    ground.mkdir(parents=True)
-    with quality._claim(ground) as mine:
-        assert mine
+    with claimed(ground, "runs a bench"):
         held = run_plan(
             plan,
             plan.chosen(None, ["gcd"]),

@@ -5,6 +5,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,44 @@ def test_an_unsigned_lock_and_a_link_are_no_trouble(tmp_path: Path) -> None:
     with pytest.raises(UserError), locked(tmp_path / "link", "z"):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_folder_is_waited_for(tmp_path: Path) -> None:
+    first = claimed(tmp_path / "a", "writes")
+    first.__enter__()
+    freed = threading.Timer(0.2, first.__exit__, (None, None, None))
+    freed.start()
+    with claimed(tmp_path / "a", "reads", wait=20.0) as known:
+        assert known
+    freed.join()
+
+
+class Msvcrt:
+    """Windows' locks on bytes, as far as the lock takes them: mandatory, one holder, gone with the handle."""
+
+    LK_NBLCK = 2
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[int, int], int] = {}
+
+    def locking(self, handle: int, mode: int, count: int) -> None:
+        assert mode == self.LK_NBLCK and count == 1
+        place = os.fstat(handle).st_ino, os.lseek(handle, 0, os.SEEK_CUR)
+        if place in self.held and self.held[place] != handle:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        self.held[place] = handle
+
+
+def test_windows_locks_a_byte_that_nobody_reads_and_no_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = Msvcrt()
+    monkeypatch.setattr(lock, "fcntl", None)
+    monkeypatch.setattr(lock, "msvcrt", windows)
+    with locked(tmp_path / "lock", "counting"):
+        with pytest.raises(UserError, match="busy with counting"), locked(tmp_path / "lock", "waiting"):
+            pass
+        (place,) = windows.held
+        assert place[1] > 1_000_000 > (tmp_path / "lock").stat().st_size
+    with claimed(tmp_path / "a", "writes") as known, claimed(tmp_path / "a", "writes") as again:
+        assert not known and not again and (tmp_path / "a").is_dir()

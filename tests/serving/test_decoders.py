@@ -22,7 +22,8 @@ from partgcd.data.decode import decode
 from partgcd.data.pixels import evaluation_view
 from partgcd.decoding.begun import BrokenImage
 from partgcd.serving import decoders as module
-from partgcd.serving.decoders import Decoders, Large, NoMemory
+from partgcd.serving.decode_budget import Large, NoMemory
+from partgcd.serving.decoders import Decoders
 from partgcd.serving.metrics import Metrics
 from partgcd.serving.settings import Limits
 

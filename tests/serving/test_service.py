@@ -11,7 +11,7 @@ import pytest
 
 from partgcd.export.predictor import Answer, Failure
 from partgcd.serving.body import Upload
-from partgcd.serving.decoders import Large, NoMemory
+from partgcd.serving.decode_budget import Large, NoMemory
 from partgcd.serving.problems import Problem
 from partgcd.serving.service import Job, Service
 
