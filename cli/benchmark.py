@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from partgcd.bench.plan import Job, Plan
     from partgcd.cli.progress import Progress
 
+RESULTS = Path("benchmarks/results")
+OUT_HELP = "Folder of results; there one file a bench, one line a run."
+
 benchmark = typer.Typer(
-    help="Measure quality over data sets, methods and seeds; results are files.",
+    help="Measure quality over data sets, methods and seeds; results are lines of a file.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -34,7 +37,7 @@ def quality(
         list[str] | None, typer.Option(help="Blocks of the plan to run; all but 'quick' if not given.")
     ] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only these methods.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of result files.")] = Path("benchmarks/results/quality"),
+    out: Annotated[Path, typer.Option(help=OUT_HELP)] = RESULTS,
     work: Annotated[
         Path, typer.Option(help="Scratch folder; about 1.5 GB a set of 3000 images at 154 px.")
     ] = Path("runs/benchmark"),
@@ -57,7 +60,7 @@ def quality(
     Example: partgcd benchmark quality --block headline
     """
     from partgcd.bench.plan import PACKAGED, read_plan
-    from partgcd.bench.quality import pending, run_plan
+    from partgcd.bench.quality import Session, pending, run_plan
 
     read = read_plan(plan or PACKAGED)
     jobs = read.chosen(["quick"] if quick else block, method)
@@ -68,7 +71,7 @@ def quality(
     folder = _photos(photos)
     machine: dict[str, object] = {"train.device": device or "auto", "train.threads": threads or 0}
     with _showing() as progress:
-        held = run_plan(read, jobs, folder, out, work, machine, progress.line, progress.update)
+        held = run_plan(read, jobs, Session(folder, out, work, machine, progress.line, progress.update))
     if held:
         typer.echo(f"{len(held)} runs are held by other processes", err=True)
     _print(read, jobs, out)
@@ -83,7 +86,7 @@ def table(
         list[str] | None, typer.Option(help="Blocks of the plan to show; all if not given.")
     ] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only these methods.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of result files.")] = Path("benchmarks/results/quality"),
+    out: Annotated[Path, typer.Option(help=OUT_HELP)] = RESULTS,
 ) -> None:
     """Print the table of the results there are, as Markdown.
 
@@ -104,7 +107,7 @@ def continual(
         Path | None, typer.Option(help="YAML file of sets and blocks; the packaged one if not given.")
     ] = None,
     block: Annotated[list[str] | None, typer.Option(help="Blocks of the plan; all if not given.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of result files.")] = Path("benchmarks/results/continual"),
+    out: Annotated[Path, typer.Option(help=OUT_HELP)] = RESULTS,
     work: Annotated[Path, typer.Option(help="Scratch folder.")] = Path("runs/benchmark-continual"),
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; 0 leaves it to torch.")] = None,
@@ -119,6 +122,7 @@ def continual(
     from partgcd.bench.life_plan import PACKAGED, read_life_plan
     from partgcd.bench.life_table import COLUMNS, rows
     from partgcd.bench.lives import pending, results_of, run_lives
+    from partgcd.bench.quality import Session
     from partgcd.bench.quality_table import markdown
 
     read = read_life_plan(plan or PACKAGED)
@@ -130,7 +134,7 @@ def continual(
     machine: dict[str, object] = {"train.device": device or "auto", "train.threads": threads or 0}
     folder = _photos(photos)
     with _showing() as progress:
-        held = run_lives(read, jobs, folder, out, work, machine, progress.line, progress.update)
+        held = run_lives(read, jobs, Session(folder, out, work, machine, progress.line, progress.update))
     if held:
         typer.echo(f"{len(held)} lives are held by other processes", err=True)
     typer.echo(markdown(rows(results_of(read, jobs, out), list(read.methods)), COLUMNS), nl=False)

@@ -46,10 +46,6 @@ class LifeJob(NamedTuple):
     set: str
     seed: int
 
-    def file(self, results: Path, method: str, stage: int) -> Path:
-        """Where the result of one stage lies."""
-        return results / self.set / f"seed-{self.seed}" / method / f"stage-{stage}.json"
-
 
 class LifePlan(_Strict):
     """A whole bench.

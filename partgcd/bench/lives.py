@@ -1,4 +1,4 @@
-"""Runs simulated lives stage by stage, one result file each; broken off, the same call goes on."""
+"""Runs simulated lives stage by stage, one line of results each; broken off, the same call goes on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 from partgcd.bench.arrivals import Life, Shares, deal
 from partgcd.bench.life_plan import LifeJob, LifePlan
 from partgcd.bench.life_score import changed_meaning, moved_away, score, unknown_classes
-from partgcd.bench.quality import measured_settings, same_settings
+from partgcd.bench.quality import Session
+from partgcd.bench.results import LIFE, add_result, measured_settings, read_results, same_settings
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
 from partgcd.continual.recall import Asked, ask, recall
@@ -39,9 +39,6 @@ from partgcd.registry.versions import Registry
 from partgcd.run.device import processor
 from partgcd.run.folder import RunFolder
 
-Say = Callable[[str], None]
-Progress = Callable[..., None]
-
 
 @dataclass(frozen=True)
 class _Stage:
@@ -51,26 +48,25 @@ class _Stage:
     plan: LifePlan
     life: Life
     ground: Path
-    machine: dict[str, object]
-    progress: Progress | None
+    session: Session
 
 
 def pending(plan: LifePlan, jobs: list[LifeJob], results: Path) -> list[tuple[LifeJob, str, int]]:
     """(life, method, stage) without a result, in the order in which they are run."""
+    kept = read_results(results, LIFE)
     return [
         (job, method, stage)
         for job in jobs
         for stage in range(plan.arrivals_of(job.set) + 1)
         for method in plan.methods_of(job.set)
-        if not _fresh(plan, job, job.file(results, method, stage))
+        if not _fresh(plan, job, kept.get((*job, method, stage)))
     ]
 
 
-def _fresh(plan: LifePlan, job: LifeJob, file: Path) -> bool:
-    """Whether the result is there, and not of other settings or images."""
-    if not file.exists():
+def _fresh(plan: LifePlan, job: LifeJob, kept: dict[str, Any] | None) -> bool:
+    """Whether there is a result, and not of other settings or images."""
+    if kept is None:
         return False
-    kept = read_json(file)
     return bool(kept.get("drawn") == _drawn(plan, job)) and same_settings(kept["settings"], _asked(plan, job))
 
 
@@ -88,41 +84,27 @@ def _asked(plan: LifePlan, job: LifeJob) -> dict[str, object]:
     }
 
 
-def run_lives(
-    plan: LifePlan,
-    jobs: list[LifeJob],
-    photos: Path,
-    results: Path,
-    work: Path,
-    machine: dict[str, object],
-    say: Say,
-    progress: Progress | None = None,
-) -> list[LifeJob]:
+def run_lives(plan: LifePlan, jobs: list[LifeJob], session: Session) -> list[LifeJob]:
     """Run what is pending. Several processes may share a plan: each takes lives that no other holds.
-
-    Args:
-        photos: folder of data sets.
-        results: folder of result files.
-        work: scratch folder for runs, bundles and registries.
 
     Returns:
         lives that other processes hold.
     """
     held = []
     for job in jobs:
-        if not pending(plan, [job], results):
+        if not pending(plan, [job], session.results):
             continue
-        ground = work / f"{job.set}+{job.seed}"
+        ground = session.work / f"{job.set}+{job.seed}"
         ground.mkdir(parents=True, exist_ok=True)
         try:
-            with locked(work / f".{ground.name}.lock", f"the life of {job.set} {job.seed}"):
+            with locked(session.work / f".{ground.name}.lock", f"the life of {job.set} {job.seed}"):
                 spec, arrivals = plan.sets[job.set], plan.arrivals_of(job.set)
-                life = deal(spec, photos, ground, arrivals, job.seed, Shares(), spec.fresh)
-                at = _Stage(job, plan, life, ground, machine, progress)
-                for _, method, stage in pending(plan, [job], results):
-                    result = _run(at, method, stage, results)
-                    write_json(job.file(results, method, stage), result)
-                    say(_told(job, method, stage, result))
+                life = deal(spec, session.photos, ground, arrivals, job.seed, Shares(), spec.fresh)
+                at = _Stage(job, plan, life, ground, session)
+                for _, method, stage in pending(plan, [job], session.results):
+                    result = _run(at, method, stage)
+                    add_result(session.results, LIFE, result)
+                    session.say(_line(job, method, stage, result))
                 shutil.rmtree(ground, ignore_errors=True)
         except UserError as error:
             if error.code != BUSY:
@@ -131,7 +113,7 @@ def run_lives(
     return held
 
 
-def _run(at: _Stage, method: str, stage: int, results: Path) -> dict[str, Any]:
+def _run(at: _Stage, method: str, stage: int) -> dict[str, Any]:
     known = _labelled_ids(at)
     began, worked = time.perf_counter(), time.process_time()
     extra: dict[str, Any] = {}
@@ -155,18 +137,18 @@ def _run(at: _Stage, method: str, stage: int, results: Path) -> dict[str, Any]:
         ids = [str(entry["id"]) for entry in source.classes]
         answered = _ask(at, source.model, source.parts, source.settings, ids)
     found = score(answered, [at.life.truth[path] for path in at.life.test], known, at.life.introduced, stage)
-    before = [at.job.file(results, method, each) for each in range(stage)]
-    if stage > 0 and before[-1].exists() and method != "scratch":
-        earlier = [read_json(file)["accuracy"] for file in before if file.exists()]
+    kept = read_results(at.session.results, LIFE)
+    before = [kept.get((*at.job, method, each)) for each in range(stage)]
+    if stage > 0 and before[-1] is not None and method != "scratch":
+        earlier = [each["accuracy"] for each in before if each is not None]
         extra |= {
             "changed_meaning": changed_meaning(earlier, found),
             "moved_away": moved_away(earlier, found),
         }
         came = [at.life.truth[path] for path in at.life.stages[stage]]
         extra["unknown_classes"] = len(unknown_classes(earlier[-1]["majority"], came))
-    first = at.job.file(results, method, 0)
-    if stage > 0 and first.exists():
-        extra["forgetting"] = round(float(read_json(first)["accuracy"]["old"]) - float(found["old"]), 4)
+    if stage > 0 and before[0] is not None:
+        extra["forgetting"] = round(float(before[0]["accuracy"]["old"]) - float(found["old"]), 4)
     fresh = [name for name, when in at.life.introduced.items() if when == stage and stage > 0]
     return {
         "set": at.job.set, "seed": at.job.seed, "method": method, "stage": stage,
@@ -211,12 +193,12 @@ def _train(at: _Stage, path: Path, files: list[str], classes: int) -> RunFolder:
     told = set(at.life.labelled)
     rows = [(file, at.life.truth[file] if file in told else "") for file in sorted(files)]
     write_csv(manifest, ["path", "label"], rows)
-    settings = at.plan.settings(at.job, classes, at.machine)
+    settings = at.plan.settings(at.job, classes, at.session.machine)
     if (path / "run.json").exists():
         run = RunFolder.open(path)
     else:
         run = RunFolder.create(path, settings, manifest, Task(manifest).request())
-    with run.claimed(), here(run, settings, at.progress) as world:
+    with run.claimed(), here(run, settings, at.session.progress) as world:
         discover(run, settings, world)
     return run
 
@@ -246,13 +228,15 @@ def _take_in(at: _Stage, registry: Registry, method: str, stage: int) -> dict[st
         if not place.exists():
             write_bytes(place, Path(path).read_bytes())
     train = {
-        key.removeprefix("train."): value for key, value in at.machine.items() if key.startswith("train.")
+        key.removeprefix("train."): value
+        for key, value in at.session.machine.items()
+        if key.startswith("train.")
     }
     request = Request(
         registry.path, folder, "always", epochs=at.plan.epochs, seed=at.job.seed, train=train,
         replay=method == "rediscover",
     )  # fmt: skip
-    outcome = rediscover(request, at.progress or (lambda *words: None))
+    outcome = rediscover(request, at.session.progress or (lambda *words: None))
     extra: dict[str, Any] = {"new_classes": outcome.new_classes, "told": outcome.told}
     extra["checks"] = [check.as_json() for check in outcome.checks]
     return extra | _spent(began, worked)
@@ -306,7 +290,7 @@ def _test_tokens(at: _Stage, model: DiscoveryModel, settings: Settings) -> NDArr
     return found
 
 
-def _told(job: LifeJob, method: str, stage: int, result: dict[str, Any]) -> str:
+def _line(job: LifeJob, method: str, stage: int, result: dict[str, Any]) -> str:
     accuracy = result["accuracy"]
     figures = "/".join(
         "-" if accuracy[k] is None else f"{100 * accuracy[k]:.1f}" for k in ("all", "old", "new")
@@ -319,10 +303,11 @@ def _told(job: LifeJob, method: str, stage: int, result: dict[str, Any]) -> str:
 
 def results_of(plan: LifePlan, jobs: list[LifeJob], results: Path) -> list[dict[str, Any]]:
     """The results there are; ones of other settings are left out."""
+    kept = read_results(results, LIFE)
     return [
-        read_json(file)
+        kept[key]
         for job in jobs
         for method in plan.methods_of(job.set)
         for stage in range(plan.arrivals_of(job.set) + 1)
-        if _fresh(plan, job, file := job.file(results, method, stage))
+        if _fresh(plan, job, kept.get(key := (*job, method, stage)))
     ]

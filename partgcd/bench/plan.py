@@ -72,11 +72,6 @@ class Job(NamedTuple):
     method: str
     seed: int
 
-    def file(self, results: Path) -> Path:
-        """Where its result lies."""
-        backbone = self.backbone.replace("/", "_")
-        return results / self.set / backbone / self.method / f"seed-{self.seed}.json"
-
 
 class Plan(_Strict):
     """A whole bench; ``common`` are settings that every method shares (views, steps, image size)."""

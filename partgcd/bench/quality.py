@@ -1,4 +1,4 @@
-"""Runs the pending jobs of a plan, one result file each; what shares views shares the work of making them."""
+"""Runs the pending jobs of a plan, one line of results each; what shares views shares the work of making them."""
 
 from __future__ import annotations
 
@@ -8,91 +8,67 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from partgcd.bench.plan import Job, Plan
+from partgcd.bench.results import QUALITY, add_result, measured_settings, read_results, same_settings
 from partgcd.bench.sets import write_set
 from partgcd.config.errors import UserError
-from partgcd.config.load import flatten
 from partgcd.config.tree import Settings
 from partgcd.discovery.discover import build_catalog, discover, here
 from partgcd.discovery.task import Task
-from partgcd.disk.files import read_json, write_json
 from partgcd.disk.lock import BUSY, claimed
-from partgcd.methods.known import method_of
 from partgcd.run.device import processor
 from partgcd.run.folder import RunFolder
 
 _SHARED = ("cache/evaluation", "cache/pool")
+_MANIFEST = "set.csv"
 _CATALOG = ("catalog.parquet", "truth.parquet", "quarantine.csv", "duplicates.csv")
-_MACHINE = ("train.device", "train.threads")
-"""Settings that decide how fast a result comes, not what it is measured on."""
-_TRAINING = ("loss.", "discovery.prototype_", "discovery.cluster_", "discovery.sinkhorn_", "discovery.marginal_",
-             "discovery.fusion_")  # fmt: skip
-"""Settings that decide nothing about which images a clustering of frozen features puts together."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """Where a bench works, and whom it tells.
+
+    Attributes:
+        photos: folder of data sets.
+        results: folder of result files, which grow by a line as soon as a run ends.
+        work: scratch folder (quality: about 100 kB a view and image at 154 px).
+        machine: settings of this machine (device, threads).
+        say: prints a line.
+        progress: shows how far a step is.
+    """
+
+    photos: Path
+    results: Path
+    work: Path
+    machine: dict[str, object]
+    say: Callable[[str], None]
+    progress: Callable[..., None] | None = None
 
 
 def pending(plan: Plan, jobs: list[Job], results: Path) -> list[Job]:
     """The jobs without a result, or with one of other settings or other images."""
-    return [job for job in jobs if not _fresh(plan, job, results)]
+    kept = read_results(results, QUALITY)
+    return [job for job in jobs if not _fresh(plan, job, kept.get(job))]
 
 
-def _fresh(plan: Plan, job: Job, results: Path) -> bool:
-    """Whether the result is there and was measured on the images and with the settings that the plan asks for."""
-    file = job.file(results)
-    if not file.exists():
+def _fresh(plan: Plan, job: Job, kept: dict[str, Any] | None) -> bool:
+    """Whether there is a result, measured on the images and with the settings that the plan asks for."""
+    if kept is None:
         return False
-    kept = read_json(file)
     wanted = measured_settings(plan.settings(job, int(kept["classes"]["true"]), {}))
     return bool(kept.get("drawn") == plan.sets[job.set].drawn()) and same_settings(kept["settings"], wanted)
 
 
-def same_settings(kept: dict[str, object], wanted: dict[str, object]) -> bool:
-    """Whether a result of the settings ``kept`` is one of those ``wanted``.
-
-    A setting that the result does not know came later, and its default is what the result was measured with (who
-    changes that default writes the old one into such results). One that it alone knows is gone.
-    """
-    default = measured_settings(Settings())
-    return all(kept.get(key, default.get(key)) == value for key, value in wanted.items())
-
-
-def measured_settings(settings: Settings) -> dict[str, object]:
-    """Dotted key to value of every setting that a result depends on, as JSON keeps them."""
-    method = method_of(settings)
-    unused = () if method.parts else ("parts.",) if method.begin is not None else ("parts.", *_TRAINING)
-    leaves = {
-        key: value
-        for key, value in flatten(settings).items()
-        if key not in _MACHINE and not key.startswith(unused)
-    }
-    kept: dict[str, object] = json.loads(json.dumps(leaves))
-    return kept
-
-
-def run_plan(
-    plan: Plan,
-    jobs: list[Job],
-    photos: Path,
-    results: Path,
-    work: Path,
-    machine: dict[str, object],
-    say: Callable[[str], None],
-    progress: Callable[..., None] | None = None,
-) -> list[Job]:
+def run_plan(plan: Plan, jobs: list[Job], session: Session) -> list[Job]:
     """Run what is pending; a run that was broken off goes on where it was.
 
-    Several processes may work on one plan in one ``work`` folder: each takes (set, backbone, seed) groups
+    Several processes may work on one plan in one scratch folder: each takes (set, backbone, seed) groups
     that no other holds.
-
-    Args:
-        photos: folder of data sets.
-        results: folder of result files, written as they come.
-        work: scratch folder for runs and shared token stores (about 100 kB a view and image at 154 px).
-        machine: settings of this machine (device, threads).
-        say: prints a line.
 
     Returns:
         the jobs that other processes hold.
@@ -102,11 +78,11 @@ def run_plan(
     """
     held: list[Job] = []
     groups: dict[tuple[str, str, int], list[Job]] = {}
-    for job in pending(plan, jobs, results):
+    for job in pending(plan, jobs, session.results):
         groups.setdefault((job.set, job.backbone, job.seed), []).append(job)
     for (name, backbone, seed), members in groups.items():
         drawn = plan.sets[name].drawn()
-        ground = work / "ground" / f"{name}+{backbone.replace('/', '_')}+{seed}+{_digest(drawn)}"
+        ground = session.work / "ground" / f"{name}+{backbone.replace('/', '_')}+{seed}+{_digest(drawn)}"
         with ExitStack() as stack:
             try:
                 stack.enter_context(claimed(ground, "runs a bench"))
@@ -115,39 +91,28 @@ def run_plan(
                     raise
                 held += members
                 continue
-            manifest = ground / "set.csv"
-            classes = write_set(plan.sets[name], photos, manifest)
-            for job in pending(plan, members, results):
-                settings = plan.settings(job, classes, machine)
-                _run(job, settings, drawn, manifest, ground, results, work, say, progress)
+            classes = write_set(plan.sets[name], session.photos, ground / _MANIFEST)
+            for job in pending(plan, members, session.results):
+                _run(job, plan.settings(job, classes, session.machine), drawn, ground, session)
             shutil.rmtree(ground, ignore_errors=True)
     return held
 
 
-def _run(
-    job: Job,
-    settings: Settings,
-    drawn: dict[str, object],
-    manifest: Path,
-    ground: Path,
-    results: Path,
-    work: Path,
-    say: Callable[[str], None],
-    progress: Callable[..., None] | None,
-) -> None:
+def _run(job: Job, settings: Settings, drawn: dict[str, object], ground: Path, session: Session) -> None:
+    """Run one job in ``ground``, which it shares with the others on the same views, and keep its result."""
     measured = measured_settings(settings)
     name = f"{job.set}+{job.backbone.replace('/', '_')}+{job.method}+{job.seed}"
-    path = work / "runs" / f"{name}+{_digest(drawn | measured)}"
+    path = session.work / "runs" / f"{name}+{_digest(drawn | measured)}"
     if (path / "run.json").exists():
         run = RunFolder.open(path)
     else:
-        run = RunFolder.create(path, settings, manifest, Task(manifest, "gcd").request())
+        run = RunFolder.create(path, settings, ground / _MANIFEST, Task(ground / _MANIFEST, "gcd").request())
     for part in _SHARED:
         _share(path / part, ground / part)
     if (ground / _CATALOG[0]).exists():
         _share(path / "store", ground / "store")
         _copy_catalog(ground, path)
-    with run.claimed(), here(run, settings, progress) as world:
+    with run.claimed(), here(run, settings, session.progress) as world:
         build_catalog(run, settings, world)
         if not (path / "store").is_symlink():
             if (path / "store").exists():  # else a kill came right after the move
@@ -160,7 +125,7 @@ def _run(
     if accuracy is None:
         raise UserError(f"'{job.set}' has no truth to score against", 1)
     last = run.read_metrics()[-1:]
-    write_json(job.file(results), {
+    add_result(session.results, QUALITY, {
         "set": job.set, "backbone": job.backbone, "method": job.method, "seed": job.seed,
         "drawn": drawn, "settings": measured,
         "accuracy": {key: accuracy[key] for key in ("set", "v2", "heads", "nmi", "ari")},
@@ -181,7 +146,7 @@ def _run(
     shutil.rmtree(path, ignore_errors=True)
     v2 = accuracy["v2"]
     figures = "/".join("-" if v2[k] is None else f"{100 * v2[k]:.1f}" for k in ("all", "old", "new"))
-    say(
+    session.say(
         f"{job.set} {job.backbone} {job.method} seed {job.seed}: {figures}, {summary['seconds']['total']:.0f} s"
     )
 
@@ -207,4 +172,5 @@ def _share(link: Path, target: Path) -> None:
 
 def results_of(plan: Plan, jobs: list[Job], results: Path) -> list[dict[str, Any]]:
     """The results there are of ``jobs``; ones of other settings are left out."""
-    return [read_json(job.file(results)) for job in jobs if _fresh(plan, job, results)]
+    kept = read_results(results, QUALITY)
+    return [kept[job] for job in jobs if _fresh(plan, job, kept.get(job))]

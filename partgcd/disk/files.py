@@ -131,6 +131,34 @@ def write_at(handle: int, data: bytes, place: int) -> int:
     return os.write(handle, data)
 
 
+def append_line(file: Path, line: bytes) -> None:
+    """Add ``line`` and a newline to a file of lines; only for who alone writes there.
+
+    What a kill left behind the last newline is overwritten, and a line that does not fit on the disk leaves none.
+
+    Raises:
+        UserError: code 1 for the disk.
+    """
+    line += b"\n"
+    with disk_errors(file):
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | BYTES, 0o644)
+        try:
+            size = os.fstat(handle).st_size
+            end = read_at(handle, size, 0).rfind(b"\n") + 1
+            os.ftruncate(handle, end)
+            if write_at(handle, line, end) != len(line):
+                os.ftruncate(handle, end)
+                raise UserError(f"the disk is full: can't write '{file}'", 1)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def whole_lines(file: Path) -> list[bytes]:
+    """Lines of a file without their newlines; what follows the last newline is one that was cut off."""
+    return file.read_bytes().split(b"\n")[:-1]
+
+
 def is_temporary(name: str) -> bool:
     """Whether `write_bytes` gives a file this name while it writes."""
     return re.fullmatch(r"\..+\.\d+\.tmp", name, re.DOTALL) is not None

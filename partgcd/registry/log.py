@@ -7,7 +7,6 @@ that a kill cut off has no newline, is read by nobody, and is cut away before th
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 
 from partgcd.config.errors import UserError
 from partgcd.data.names import clean_label, printable, storable
-from partgcd.disk.files import BYTES, disk_errors, read_at, write_at
+from partgcd.disk.files import append_line, whole_lines
 
 Event = dict[str, Any]
 
@@ -118,13 +117,11 @@ def read_log(file: Path) -> list[Event]:
         UserError: a line in the middle is damaged.
     """
     try:
-        data = file.read_bytes()
+        lines = whole_lines(file)
     except FileNotFoundError:
         return []
     events = []
-    for number, line in enumerate(
-        data.split(b"\n")[:-1], start=1
-    ):  # what follows the last newline is cut off
+    for number, line in enumerate(lines, start=1):
         try:
             event = json.loads(line)
             if event["seq"] != number or not isinstance(event["op"], str):
@@ -144,19 +141,7 @@ def append(file: Path, op: str, **fields: Any) -> Event:
         "op": op,
         **fields,
     }
-    line = json.dumps(event, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    with disk_errors(file):
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | BYTES, 0o644)
-        try:
-            end = _whole(handle)
-            os.ftruncate(handle, end)
-            written = write_at(handle, line, end)
-            if written != len(line):
-                os.ftruncate(handle, end)
-                raise UserError(f"the disk is full: can't write '{file}'", 1)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    append_line(file, json.dumps(event, ensure_ascii=False, allow_nan=False).encode())
     return event
 
 
@@ -186,10 +171,3 @@ def checked_note(text: str) -> str:
     if len(text) > _LONGEST_NOTE:
         raise UserError(f"a note has at most {_LONGEST_NOTE} characters")
     return text.strip()
-
-
-def _whole(handle: int) -> int:
-    """Bytes up to and with the last newline."""
-    size = os.fstat(handle).st_size
-    data = read_at(handle, size, 0) if size else b""
-    return data.rfind(b"\n") + 1

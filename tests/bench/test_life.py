@@ -14,6 +14,7 @@ from partgcd.bench.life_table import COLUMNS, interval, rows
 from partgcd.bench.lives import _asked, _drawn, pending, results_of
 from partgcd.bench.plan import SetSpec
 from partgcd.bench.quality_table import markdown
+from partgcd.bench.results import LIFE, add_result
 from partgcd.config.errors import UserError
 from partgcd.disk.files import write_json
 
@@ -80,7 +81,7 @@ def test_results_of_other_settings_or_images_are_pending(tmp_path: Path) -> None
     ):
         for stage in (0, 1):
             kept = {"drawn": _drawn(plan, job), "settings": {**_asked(plan, job), **settings}}
-            write_json(job.file(tmp_path, method, stage), kept)
+            add_result(tmp_path, LIFE, {**job._asdict(), "method": method, "stage": stage, **kept})
     assert pending(plan, [job], tmp_path) == [(job, "rediscover", 0), (job, "rediscover", 1)]
     assert pending(other, [job], tmp_path) == [(job, "none", 0), (job, "none", 1)]
     assert len(pending(longer, [job], tmp_path)) == 6, "other photos come when there are more arrivals"

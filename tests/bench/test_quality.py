@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +11,9 @@ from PIL import Image
 
 from partgcd.bench import quality
 from partgcd.bench.plan import Plan, SetSpec
-from partgcd.bench.quality import measured_settings, pending, results_of, run_plan, same_settings
+from partgcd.bench.quality import Session, pending, results_of, run_plan
 from partgcd.bench.quality_table import COLUMNS, markdown, rows
-from partgcd.config.tree import Settings
-from partgcd.disk.files import write_json
+from partgcd.bench.results import QUALITY, add_result, measured_settings
 from partgcd.disk.lock import claimed
 from partgcd.run.world import Interrupted
 
@@ -51,9 +50,13 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def session(photos: Path, folder: Path, say: Callable[[str], None] = lambda _: None) -> Session:
+    return Session(photos, folder / "results", folder / "work", MACHINE, say)
+
+
 def work(plan: Plan, photos: Path, folder: Path) -> list[str]:
     lines: list[str] = []
-    held = run_plan(plan, plan.chosen(), photos, folder / "results", folder / "work", MACHINE, lines.append)
+    held = run_plan(plan, plan.chosen(), session(photos, folder, lines.append))
     assert not held
     return lines
 
@@ -83,9 +86,9 @@ def test_shared_views_change_no_result(photos: Path, tmp_path: Path) -> None:
     work(plan, photos, tmp_path / "together")
     for job in plan.chosen():
         alone = tmp_path / "alone" / job.method
-        run_plan(plan, [job], photos, alone / "results", alone / "work", MACHINE, lambda _: None)
-        one = json.loads(job.file(alone / "results").read_text())
-        other = json.loads(job.file(tmp_path / "together" / "results").read_text())
+        run_plan(plan, [job], session(photos, alone))
+        (one,) = results_of(plan, [job], alone / "results")
+        (other,) = results_of(plan, [job], tmp_path / "together" / "results")
         assert one["accuracy"] == other["accuracy"] and one["curve"] == other["curve"]
 
 
@@ -112,15 +115,7 @@ def test_a_group_that_another_process_holds_is_left_to_it(photos: Path, tmp_path
         tmp_path / "work" / "ground" / f"shapes+test_vit+1+{quality._digest(plan.sets['shapes'].drawn())}"
     )
     with claimed(ground, "runs a bench"):
-        held = run_plan(
-            plan,
-            plan.chosen(None, ["gcd"]),
-            photos,
-            tmp_path / "results",
-            tmp_path / "work",
-            MACHINE,
-            lambda _: None,
-        )
+        held = run_plan(plan, plan.chosen(None, ["gcd"]), session(photos, tmp_path))
     assert [job.seed for job in held] == [1]
 
 
@@ -145,29 +140,18 @@ def test_the_table_gives_mean_and_deviation_over_seeds() -> None:
     assert text.count("\n") == 4 and "part head" not in text
 
 
-def test_a_setting_that_came_later_or_is_not_asked_does_not_void_a_result(
-    photos: Path, tmp_path: Path
-) -> None:
-    plan = make_plan(seeds=(0,))
+def test_a_setting_that_is_not_asked_does_not_void_a_result(photos: Path, tmp_path: Path) -> None:
+    plan, results = make_plan(seeds=(0,)), tmp_path / "results"
     job = plan.chosen(None, ["gcd"])[0]
-    run_plan(plan, [job], photos, tmp_path / "results", tmp_path / "work", MACHINE, lambda _: None)
-    file = job.file(tmp_path / "results")
-    result = json.loads(file.read_text())
-    del result["settings"]["train.max_grad_norm"]
+    run_plan(plan, [job], session(photos, tmp_path))
+    (result,) = results_of(plan, [job], results)
     result["settings"]["parts.adapter"] = "mean"  # a method without parts does not depend on theirs
     result["settings"]["loss.mean_entropy_weight"] = 9.0  # nor a clustering on losses
-    file.write_text(json.dumps(result))
-    assert not pending(plan, [job], tmp_path / "results")
+    add_result(results, QUALITY, result)
+    assert not pending(plan, [job], results)
     result["settings"]["train.momentum"] = 0.5
-    file.write_text(json.dumps(result))
-    assert pending(plan, [job], tmp_path / "results") == [job]
-
-
-def test_a_setting_that_came_later_was_its_default() -> None:
-    wanted = measured_settings(Settings())
-    kept = {key: value for key, value in wanted.items() if key != "discovery.marginal_power"}
-    assert same_settings(kept, wanted)
-    assert not same_settings(kept, {**wanted, "discovery.marginal_power": 0.5})
+    add_result(results, QUALITY, result)
+    assert pending(plan, [job], results) == [job]
 
 
 @pytest.mark.parametrize(
@@ -176,9 +160,9 @@ def test_a_setting_that_came_later_was_its_default() -> None:
 def test_a_result_of_other_images_is_run_again(change: dict[str, object], tmp_path: Path) -> None:
     plan = make_plan(seeds=(0,))
     job = plan.chosen(None, ["gcd"])[0]
-    write_json(job.file(tmp_path), {
-        "drawn": plan.sets["shapes"].drawn(), "settings": measured_settings(plan.settings(job, 4, {})),
-        "classes": {"true": 4},
+    add_result(tmp_path, QUALITY, {
+        **job._asdict(), "drawn": plan.sets["shapes"].drawn(),
+        "settings": measured_settings(plan.settings(job, 4, {})), "classes": {"true": 4},
     })  # fmt: skip
     assert not pending(plan, [job], tmp_path)
     other = SetSpec.model_validate({"folder": "shapes", **change})

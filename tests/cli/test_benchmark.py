@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from partgcd.bench import quality
 from partgcd.bench.plan import Job, Plan
+from partgcd.bench.results import QUALITY, add_result, measured_settings
 
 Partgcd = Callable[..., Any]
 
@@ -39,15 +38,13 @@ def put(plan: Path, results: Path, **accuracy: float) -> None:
     for method, value in accuracy.items():
         job = Job("birds", "offline/vit-small", method, 0)
         three = {"all": value, "old": value, "new": value}
-        file = job.file(results)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({
+        add_result(results, QUALITY, {
             "set": "birds", "backbone": job.backbone, "method": method, "seed": 0,
-            "drawn": read.sets["birds"].drawn(), "settings": quality.measured_settings(read.settings(job, 4, {})),
+            "drawn": read.sets["birds"].drawn(), "settings": measured_settings(read.settings(job, 4, {})),
             "accuracy": {"v2": three, "heads": {"global": three, "fused": three}, "nmi": 0.5, "ari": 0.4},
             "purity": [0.25, 0.5], "classes": {"true": 4, "used": 4, "empty": 0}, "images": {"unlabelled": 384},
             "seconds": {"epochs": 0 if method == "gcd" else 3.0, "discovery": 4.0},
-        }))  # fmt: skip
+        })  # fmt: skip
 
 
 def quality_plan(file: Path) -> Plan:

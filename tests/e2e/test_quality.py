@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from partgcd.bench.results import QUALITY, read_results
 
 
 @pytest.mark.photos
@@ -19,8 +20,7 @@ def test_the_default_beats_its_baselines_and_clustering_with_every_head(
                     "--work", tmp_path / "work", limit=1800)  # fmt: skip
     assert ended.code == 0, ended.err + ended.out
     found: dict[str, list[dict[str, Any]]] = {}
-    for file in sorted(results.rglob("seed-*.json")):
-        result = json.loads(file.read_text())
+    for result in read_results(results, QUALITY).values():
         found.setdefault(result["method"], []).append(result)
     assert {method: len(runs) for method, runs in found.items()} == {
         "gcd": 2,
