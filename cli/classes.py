@@ -106,9 +106,9 @@ def split(path: _R, name: _CLASS) -> None:
     from partgcd.registry.versions import Registry
 
     done = part(Registry(path), name)
-    told = ", ".join(f"{c['id']} '{c['name']}' ({len(c['keys'])} exemplars)" for c in done["children"])
-    told = shown(told)
-    typer.echo(f"{done['id']} is split into {told}; partgcd classes undo {path} takes it back")
+    children = ", ".join(f"{c['id']} '{c['name']}' ({len(c['keys'])} exemplars)" for c in done["children"])
+    children = shown(children)
+    typer.echo(f"{done['id']} is split into {children}; partgcd classes undo {path} takes it back")
 
 
 @classes.command("undo")
@@ -143,11 +143,11 @@ def history(
     if form == "jsonl":
         print_rows(events, form, [])
         return
-    rows = [{**event, "what": _told(event), "id": event.get("id")} for event in events]
+    rows = [{**event, "what": _description(event), "id": event.get("id")} for event in events]
     print_rows(rows, form, ["seq", "time", "op", "id", "what", "undone"])
 
 
-def _told(event: dict[str, Any]) -> str:
+def _description(event: dict[str, Any]) -> str:
     if event["op"] == "rename":
         return f"'{event['before']}' to '{event['name']}'"
     if event["op"] == "note":

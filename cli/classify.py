@@ -54,7 +54,7 @@ def classify(
     try:
         failed = write_answers(
             answers, form, min(top_k, len(predictor.classes)), explain,
-            lambda done: _told(progress, done, total),
+            lambda done: _report(progress, done, total),
         )  # fmt: skip
     finally:
         progress.close()
@@ -63,7 +63,7 @@ def classify(
         raise typer.Exit(1)
 
 
-def _told(progress: Progress, done: int, total: int) -> None:
+def _report(progress: Progress, done: int, total: int) -> None:
     """A bar or lines; of a list that is read as it comes nobody knows how much is left."""
     if total:
         progress.update("classifying", done, total)

@@ -103,11 +103,11 @@ def main() -> None:
         if error.filename is None and error.errno == errno.EBADF:
             _say("standard input is closed: leave it open, or name files instead of -")
             sys.exit(1)
-        told = describe_os_error(error)
-        if told is None:
+        trouble = describe_os_error(error)
+        if trouble is None:
             raise
-        _say(str(told))
-        sys.exit(told.code)
+        _say(str(trouble))
+        sys.exit(trouble.code)
     sys.exit(code)
 
 
@@ -120,9 +120,9 @@ def _run() -> int:
     except Exception as error:
         if not hasattr(error, "show") or not hasattr(error, "format_message"):
             raise
-        told = str(error.format_message())
-        if told.endswith("is not readable."):  # no wrong usage, and no matter for four lines
-            raise UserError(f"{told[:-1]}: change who may read it, or name another one", 1) from error
+        trouble = str(error.format_message())
+        if trouble.endswith("is not readable."):  # no wrong usage, and no matter for four lines
+            raise UserError(f"{trouble[:-1]}: change who may read it, or name another one", 1) from error
         error.show()
         code = getattr(error, "exit_code", 2)
     flush_output()

@@ -127,8 +127,8 @@ def rediscover(
         return
     from partgcd.cli.progress import Progress, describe_failure
     from partgcd.continual.gate import Margins
-    from partgcd.continual.rediscover import Request
     from partgcd.continual.rediscover import rediscover as look
+    from partgcd.continual.request import Request
     from partgcd.data.cells import shown
     from partgcd.run.world import Interrupted
 
@@ -159,7 +159,7 @@ def rediscover(
         raise describe_failure(error) from error
     finally:
         progress.close()
-    typer.echo(shown(outcome.told))
+    typer.echo(shown(outcome.summary))
     if outcome.version is not None:
         typer.echo(f"report: {registry / 'versions' / f'{outcome.version:06d}' / 'changes.html'}")
     if outcome.code:
@@ -178,13 +178,13 @@ def seconds_of(text: str, option: str) -> float:
 
 def _come(registry: Path, new: Path, labelled: Path | None, teach: bool) -> int:
     """Images that have come since the last look, those that a person labelled among them."""
+    from partgcd.continual.annotations import read_annotations
     from partgcd.continual.attempts import new_since
-    from partgcd.continual.told import read_said
     from partgcd.registry.naming import ids_by_word
     from partgcd.registry.versions import Registry
 
     there = Registry(registry)
-    return new_since(there, new, read_said(labelled, None, teach, ids_by_word(there)))
+    return new_since(there, new, read_annotations(labelled, None, teach, ids_by_word(there)))
 
 
 def run_as_job(address: str, command: list[str], wait: Callable[[float], bool], poll: float = 5.0) -> int:
@@ -200,8 +200,8 @@ def run_as_job(address: str, command: list[str], wait: Callable[[float], bool], 
         if found.status == "SUCCEEDED":
             return 0
         if found.status in ("FAILED", "STOPPED"):
-            told = re.search(r"exit code (\d+)", found.message)
-            return int(told[1]) if told else 1
+            code = re.search(r"exit code (\d+)", found.message)
+            return int(code[1]) if code else 1
         if wait(poll):
             stop_job(address, job)
             return _INTERRUPTED

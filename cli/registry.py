@@ -54,8 +54,8 @@ def add(
     if align and before:
         from partgcd.continual.align import add_aligned
 
-        version, told = add_aligned(there, bundle, note)
-        typer.echo(told)
+        version, message = add_aligned(there, bundle, note)
+        typer.echo(message)
     else:
         version = there.add(bundle, note=note)
     for line in settle_names(there, version):

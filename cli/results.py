@@ -35,12 +35,12 @@ def evaluate(
     if truth is not None and folder.predictions.exists():
         catalog = Catalog.load(folder.path)
         notes: list[str] = []
-        told = read_truth(truth, catalog.root, catalog.paths, notes.append)
+        truth_table = read_truth(truth, catalog.root, catalog.paths, notes.append)
         for note in notes:
             typer.echo(f"note: {note}", err=True)
     else:
-        told = read_truth(truth if truth is not None else folder.truth)
-    result = evaluate_run(folder, told)
+        truth_table = read_truth(truth if truth is not None else folder.truth)
+    result = evaluate_run(folder, truth_table)
     if masks is not None:
         from partgcd.discovery.part_score import score_parts
 

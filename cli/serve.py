@@ -118,11 +118,11 @@ def checked(values: dict[str, Any]) -> ServeSettings:
     try:
         return ServeSettings.model_validate(values)
     except ValidationError as error:
-        told = "; ".join(
+        problems = "; ".join(
             f"{'.'.join(map(str, each['loc'])) or 'settings'}: {each['msg'].removeprefix('Value error, ')}"
             for each in error.errors(include_input=False)
         )
-        raise UserError(told) from None
+        raise UserError(problems) from None
 
 
 def _pair(word: str) -> tuple[str, str]:

@@ -13,8 +13,8 @@ from partgcd.cluster.metrics import split_accuracy
 from partgcd.clustering import SemiSupervisedKMeans, estimate_classes
 from partgcd.config.errors import UserError
 from partgcd.config.load import load_settings
-from partgcd.continual.rediscover import Outcome, Request
 from partgcd.continual.rediscover import rediscover as _rediscover
+from partgcd.continual.request import Outcome, Request
 from partgcd.discoverer import Discoverer
 from partgcd.discovery.discover import train_here
 from partgcd.discovery.task import Task

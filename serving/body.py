@@ -109,9 +109,12 @@ async def read_images(request: Request, limits: Limits, held: Held) -> tuple[lis
             return [Upload(data)], False
         if kind == b"multipart/form-data":
             return await _read_form(pieces, options.get(b"boundary"), limits), True
-    told = printable(kind.decode("latin-1"))[:80] or "none"
+    shown = printable(kind.decode("latin-1"))[:80] or "none"
     raise Problem(
-        415, "Unsupported media type", f"Content-Type is {told}, not image/* or multipart/form-data", _RAW_FIX
+        415,
+        "Unsupported media type",
+        f"Content-Type is {shown}, not image/* or multipart/form-data",
+        _RAW_FIX,
     )
 
 
@@ -167,11 +170,11 @@ async def _pieces(request: Request, most: int, limits: Limits, held: Held) -> As
 
 
 def _too_slow(limits: Limits, late: bool) -> Problem:
-    told = f"did not arrive within {limits.read_timeout_s:g} s" if late else (
+    shown = f"did not arrive within {limits.read_timeout_s:g} s" if late else (
         f"comes slower than {limits.min_upload_kb_s:g} kB a second"
     )  # fmt: skip
     return Problem(
-        408, "Body too slow", f"the body {told}", "send a smaller image, or over a faster connection",
+        408, "Body too slow", f"the body {shown}", "send a smaller image, or over a faster connection",
         limit=limits.read_timeout_s if late else limits.min_upload_kb_s * 1e3, close=True,
     )  # fmt: skip
 
@@ -209,11 +212,11 @@ class _Form:
         )
         field_name = options.get(b"name", b"").decode("utf-8", "replace")
         if disposition != b"form-data" or field_name != FIELD:
-            told = printable(field_name)[:80]
+            shown = printable(field_name)[:80]
             fix = _FORM_FIX
             if field_name in _QUERY:
                 fix = f"send {field_name} as a query parameter: /v1/classify?{_QUERY[field_name]}"
-            raise Problem(422, "Unknown field", f"the form has a field '{told}'", fix)
+            raise Problem(422, "Unknown field", f"the form has a field '{shown}'", fix)
         if len(self.uploads) >= self.most_files:
             raise Problem(
                 413, "Too many images", f"more than {self.most_files} images in one request",

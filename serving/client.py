@@ -53,15 +53,15 @@ def ask(
             except BrokenImage as broken:
                 yield file, Failure(broken.reason, version)
                 continue
-            status, told = _send(connection, path, key, data, address)
+            status, answer = _send(connection, path, key, data, address)
             if status == 200:
-                version = str(told["model_version"])
-                yield file, _answer(told["results"][0], version)
+                version = str(answer["model_version"])
+                yield file, _answer(answer["results"][0], version)
             elif status in (413, 422):
-                yield file, Failure(str(told.get("detail", "refused")), version)
+                yield file, Failure(str(answer.get("detail", "refused")), version)
             else:
                 raise UserError(
-                    f"{address} answers {status}: {told.get('detail', '')}; {told.get('fix', '')}", 1
+                    f"{address} answers {status}: {answer.get('detail', '')}; {answer.get('fix', '')}", 1
                 )
     finally:
         connection.close()
@@ -97,10 +97,10 @@ def _parsed(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _answer(told: dict[str, Any], version: str) -> Answer:
+def _answer(answer: dict[str, Any], version: str) -> Answer:
     overlay = None
-    if "explanation" in told:
-        overlay = Image.open(io.BytesIO(base64.b64decode(told["explanation"]["data"])), formats=["PNG"])
+    if "explanation" in answer:
+        overlay = Image.open(io.BytesIO(base64.b64decode(answer["explanation"]["data"])), formats=["PNG"])
         overlay.load()
-    top = tuple(Choice(each["id"], each["name"], each["kind"], each["confidence"]) for each in told["top"])
-    return Answer(top, told["novel"], told["novelty"], version, overlay)
+    top = tuple(Choice(each["id"], each["name"], each["kind"], each["confidence"]) for each in answer["top"])
+    return Answer(top, answer["novel"], answer["novelty"], version, overlay)

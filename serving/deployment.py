@@ -28,8 +28,8 @@ class Replica:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         log_as_json()
-        told = {**settings, "api_key": os.environ.get(KEY_VARIABLE) or None, "source": "."}
-        self._settings = ServeSettings.model_validate(told)
+        given = {**settings, "api_key": os.environ.get(KEY_VARIABLE) or None, "source": "."}
+        self._settings = ServeSettings.model_validate(given)
         runner = self._batched if self._settings.provider == "cuda" else None
         self.service = Service(self._settings, None, Metrics(RayMetrics()), runner)
 
@@ -74,7 +74,7 @@ def application(args: dict[str, Any]) -> Any:
 
 
 def _checked(user_config: dict[str, Any]) -> dict[str, Any]:
-    told = ServeSettings.model_validate(
+    given = ServeSettings.model_validate(
         {"source": user_config["source"], "alias": user_config.get("alias", "champion")}
     )
-    return {"source": told.source, "alias": told.alias}
+    return {"source": given.source, "alias": given.alias}

@@ -50,11 +50,11 @@ class Deployed:
 def serve_config(settings: ServeSettings, deployed: Deployed, host: str, port: int) -> dict[str, Any]:
     """The Serve config, as `serve deploy` takes it."""
     limits = settings.limits
-    told = settings.model_copy(
+    given = settings.model_copy(
         update={"cpus": deployed.cpus, "provider": "cuda" if deployed.gpu else settings.provider}
     ).model_dump(mode="json", exclude={"api_key", "source", "alias"})
     if settings.collect is not None:
-        told["collect"]["folder"] = str(settings.collect.folder.absolute())
+        given["collect"]["folder"] = str(settings.collect.folder.absolute())
     deployment: dict[str, Any] = {
         "name": DEPLOYMENT,
         # The replica itself refuses what its queue does not hold, and says why; these are the net below.
@@ -92,7 +92,7 @@ def serve_config(settings: ServeSettings, deployed: Deployed, host: str, port: i
                 "name": APPLICATION,
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
-                "args": {"settings": told},
+                "args": {"settings": given},
                 "deployments": [deployment],
             }
         ],

@@ -184,9 +184,9 @@ class Service:
             self._take_places(-len(uploads))
         return predictor.version, [task.result() for task in tasks]
 
-    def _late(self, title: str, seconds: float, told: str) -> Problem:
+    def _late(self, title: str, seconds: float, what: str) -> Problem:
         return Problem(
-            503, title, f"{told} {seconds:g} s", "try again later", limit=seconds, retry_after=self._later()
+            503, title, f"{what} {seconds:g} s", "try again later", limit=seconds, retry_after=self._later()
         )
 
     def _later(self) -> int:

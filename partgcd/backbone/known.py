@@ -128,5 +128,5 @@ def resolve_name(name: str, device_type: str) -> str:
 def lineage_of_tag(architecture: str, tag: str) -> str:
     """What timm's weights ``architecture.tag`` were trained on, as far as their tag says it."""
     steps = [text for key, text in _LINEAGE_BY_TAG.items() if key in tag.split("_")]
-    told = "; ".join(steps) or "training data not known to partgcd, see the weights' model card"
-    return f"{told} (timm {architecture}{'.' if tag else ''}{tag})"
+    lineage = "; ".join(steps) or "training data not known to partgcd, see the weights' model card"
+    return f"{lineage} (timm {architecture}{'.' if tag else ''}{tag})"

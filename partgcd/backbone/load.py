@@ -233,9 +233,9 @@ def _with_weights(
         fit_weights(model, _leading_blocks(tensors, entry), "the fetched file", name)
         return model, entry.licence, entry.lineage
     model = hub.load_from_hub(architecture, **options)
-    told = model.pretrained_cfg
-    lineage = lineage_of_tag(str(told.get("architecture") or name), str(told.get("tag") or ""))
-    return model, str(told.get("license") or "not stated"), lineage
+    about = model.pretrained_cfg
+    lineage = lineage_of_tag(str(about.get("architecture") or name), str(about.get("tag") or ""))
+    return model, str(about.get("license") or "not stated"), lineage
 
 
 def _untrained(architecture: str, options: dict[str, Any]) -> Any:

@@ -22,8 +22,9 @@ from partgcd.bench.quality import Session
 from partgcd.bench.results import LIFE, add_result, measured_settings, read_results, same_settings
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
-from partgcd.continual.recall import Asked, ask, recall
-from partgcd.continual.rediscover import Request, rediscover
+from partgcd.continual.champion import AnsweringModel, load_champion, predict_all
+from partgcd.continual.rediscover import rediscover
+from partgcd.continual.request import Request
 from partgcd.data.decode import decode
 from partgcd.data.pixels import evaluation_view
 from partgcd.discovery.discover import discover, here
@@ -190,8 +191,8 @@ def _scratch(at: _Stage, stage: int) -> RunFolder:
 
 def _train(at: _Stage, path: Path, files: list[str], classes: int) -> RunFolder:
     manifest = path.with_suffix(".csv")
-    told = set(at.life.labelled)
-    rows = [(file, at.life.truth[file] if file in told else "") for file in sorted(files)]
+    labelled = set(at.life.labelled)
+    rows = [(file, at.life.truth[file] if file in labelled else "") for file in sorted(files)]
     write_csv(manifest, ["path", "label"], rows)
     settings = at.plan.settings(at.job, classes, at.session.machine)
     if (path / "run.json").exists():
@@ -237,7 +238,7 @@ def _take_in(at: _Stage, registry: Registry, method: str, stage: int) -> dict[st
         replay=method == "rediscover",
     )  # fmt: skip
     outcome = rediscover(request, at.session.progress or (lambda *words: None))
-    extra: dict[str, Any] = {"new_classes": outcome.new_classes, "told": outcome.told}
+    extra: dict[str, Any] = {"new_classes": outcome.new_classes, "summary": outcome.summary}
     extra["checks"] = [check.as_json() for check in outcome.checks]
     return extra | _spent(began, worked)
 
@@ -254,7 +255,7 @@ def _labelled_ids(at: _Stage) -> dict[str, str]:
 
 
 def _answers(at: _Stage, bundle: Path) -> list[str]:
-    known = recall(open_bundle(bundle)).served()
+    known = load_champion(open_bundle(bundle)).served()
     ids = [entry.id for entry in known.bundle.manifest.classes]
     return _ask(at, known.model, known.parts, known.settings, ids)
 
@@ -264,8 +265,10 @@ def _ask(
 ) -> list[str]:
     """Class id of every held-out image."""
     tokens = _test_tokens(at, model, settings)
-    found = ask(
-        Asked(model, parts, None, settings), lambda rows: torch.from_numpy(tokens[rows]).float(), len(tokens)
+    found = predict_all(
+        AnsweringModel(model, parts, None, settings),
+        lambda rows: torch.from_numpy(tokens[rows]).float(),
+        len(tokens),
     )
     return [ids[index] for index in found.fused.argmax(dim=1).tolist()]
 

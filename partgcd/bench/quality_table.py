@@ -61,12 +61,12 @@ def _percent(values: list[float]) -> str:
 
 def spread(values: list[float | None]) -> str:
     """Mean and standard deviation (n - 1) of shares, in percent; the value alone of a single one."""
-    told = [100 * value for value in values if value is not None]
-    if not told:
+    known = [100 * value for value in values if value is not None]
+    if not known:
         return ""
-    if len(told) == 1:
-        return f"{told[0]:.1f}"
-    return f"{statistics.mean(told):.1f} ± {statistics.stdev(told):.1f}"
+    if len(known) == 1:
+        return f"{known[0]:.1f}"
+    return f"{statistics.mean(known):.1f} ± {statistics.stdev(known):.1f}"
 
 
 def markdown(table: list[dict[str, str]], columns: list[str]) -> str:

@@ -27,11 +27,11 @@ class Expected:
 
     Attributes:
         sizes: [O] of the known classes, in images; unlabelled images of known classes come in proportion.
-        strangers: how many unlabelled images are of no known class.
+        novel_samples: how many unlabelled images are of no known class.
     """
 
     sizes: NDArray[np.int64]
-    strangers: int
+    novel_samples: int
 
     def shares(self, unlabelled: int, old: int, classes: int) -> NDArray[np.float64]:
         """What share of so many unlabelled images each class has: [classes], sums to 1.
@@ -41,10 +41,10 @@ class Expected:
         """
         found = np.zeros(classes)
         known = len(self.sizes)
-        found[:known] = max(unlabelled - self.strangers, 1) * self.sizes / max(int(self.sizes.sum()), 1)
+        found[:known] = max(unlabelled - self.novel_samples, 1) * self.sizes / max(int(self.sizes.sum()), 1)
         found[known:old] = float(np.median(found[:known]))
         if classes > old:
-            found[old:] = self.strangers / (classes - old)
+            found[old:] = self.novel_samples / (classes - old)
         share: NDArray[np.float64] = found / found.sum()
         return share
 
@@ -75,7 +75,7 @@ def nearest_class(
     return nearest
 
 
-def strangers(
+def novel_samples(
     features: NDArray[np.float32],
     labels: NDArray[np.int64],
     nearest: NDArray[np.int64],
@@ -91,9 +91,9 @@ def strangers(
     """
     sizes = expected.sizes
     looked = np.flatnonzero((labels < 0) & (nearest < len(sizes)))
-    if not len(looked) or expected.strangers < 1:
+    if not len(looked) or expected.novel_samples < 1:
         return looked[:0]
-    usual = max(len(looked) - expected.strangers, 0) * sizes / max(int(sizes.sum()), 1)
+    usual = max(len(looked) - expected.novel_samples, 0) * sizes / max(int(sizes.sum()), 1)
     order, ranks = [], []
     for index in np.unique(nearest[looked]).tolist():
         own = looked[nearest[looked] == index]
@@ -101,10 +101,10 @@ def strangers(
         # Images beyond the usual number come first, of all classes alike.
         ranks.append(np.arange(1, len(own) + 1) / max(len(own) - float(usual[index]), 1e-3))
     found = np.concatenate(order)[np.argsort(np.concatenate(ranks), kind="stable")]
-    return np.sort(found[: expected.strangers])
+    return np.sort(found[: expected.novel_samples])
 
 
-def cluster_strangers(
+def cluster_novel_samples(
     features: NDArray[np.float32],
     labels: NDArray[np.int64],
     nearest: NDArray[np.int64],
@@ -116,11 +116,11 @@ def cluster_strangers(
     """Clusters [N]: strangers by k-means, old..classes-1; other unlabelled images with the class they are nearest to.
 
     Args:
-        features, labels, nearest, expected: as `strangers` takes them.
+        features, labels, nearest, expected: as `novel_samples` takes them.
         old, classes: number of labelled classes, and of all.
     """
     clusters = np.where(labels < 0, nearest, labels)
-    found = strangers(features, labels, nearest, expected)
+    found = novel_samples(features, labels, nearest, expected)
     count = min(classes - old, len(found))
     if count > 0:
         with warnings.catch_warnings():  # copies: fewer distinct images than clusters leave some empty

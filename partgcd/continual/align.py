@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from partgcd.config.errors import UserError
-from partgcd.continual.recall import Asked, ask, recall
+from partgcd.continual.champion import AnsweringModel, load_champion, predict_all
 from partgcd.export.bundle import EXEMPLARS, Bundle, open_bundle, read_tensors, write_manifest
 from partgcd.export.manifest import ClassEntry
 from partgcd.registry.naming import name_key, unique_name
@@ -63,13 +63,13 @@ def add_aligned(registry: Registry, path: Path, note: str = "") -> tuple[Version
 def _named(classes: list[ClassEntry], rows: list[ClassRow]) -> list[ClassEntry]:
     """The same, none with a name that another class has: what has the champion's id has its name, too."""
     names = {row.id: row.name for row in rows if row.status in ("active", "dormant")}
-    told = {row.id for row in rows if row.kind == "old"}
+    labelled = {row.id for row in rows if row.kind == "old"}
     taken = {name_key(row.id) for row in rows} | {name_key(name) for name in names.values()}
     made = []
     for entry in classes:
         known = names.get(entry.id)
         # A label says more than the name that a discovered class goes by until somebody names it.
-        better = known is None or (entry.kind == "old" and entry.id not in told)
+        better = known is None or (entry.kind == "old" and entry.id not in labelled)
         if better and (known is None or name_key(entry.name) != name_key(known)):
             known = unique_name(entry.name, taken)
             taken.add(name_key(known))
@@ -87,15 +87,15 @@ def _match(bundle: Bundle, champion: Bundle, rows: list[ClassRow]) -> dict[int, 
         same = [each for each, name in names if name == key]
         if len(same) == 1 and [name for _, name in labels].count(key) == 1:
             found[index] = same[0]
-    known = recall(champion)
+    known = load_champion(champion)
     exemplars = read_tensors(bundle, EXEMPLARS)
-    told = ask(
-        Asked(known.model, known.parts, None, known.settings),
+    answers = predict_all(
+        AnsweringModel(known.model, known.parts, None, known.settings),
         lambda rows: torch.from_numpy(exemplars["tokens"][rows]).float(), len(exemplars["keys"]),
     ).fused.argmax(dim=1).numpy()  # fmt: skip
     columns, own = len(champion.manifest.classes), exemplars["classes"].astype(np.int64)
     votes = np.zeros((len(bundle.manifest.classes), columns))
-    np.add.at(votes, (own, told), 1.0)
+    np.add.at(votes, (own, answers), 1.0)
     votes /= np.maximum(votes.sum(axis=1, keepdims=True), 1.0)
     given = set(found.values())
     for row, column in zip(*linear_sum_assignment(votes, maximize=True), strict=True):

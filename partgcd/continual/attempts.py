@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from partgcd.continual.annotations import Annotations
 from partgcd.continual.intake import Arrivals, look_through
-from partgcd.continual.told import Said
 from partgcd.disk.files import read_json, write_json
 from partgcd.export.bundle import EXEMPLARS, open_bundle, read_tensors
 from partgcd.registry.versions import Registry, Version
@@ -20,10 +20,10 @@ ATTEMPTS = "attempts.json"
 _KEPT = 200
 
 
-def attempt_digest(asked: list[object], champion: Version, arrivals: Arrivals, registry: Registry) -> str:
+def attempt_digest(requested: list[object], champion: Version, arrivals: Arrivals, registry: Registry) -> str:
     """Equal for two calls that would do the same: champion, photos, classes' log, and what was asked for."""
-    told = [champion.record["bundle"], arrivals.digest(), registry.log_digest(), asked]
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+    asked_for = [champion.record["bundle"], arrivals.digest(), registry.log_digest(), requested]
+    return hashlib.sha256(json.dumps(asked_for, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def read_attempts(registry: Registry) -> dict[str, dict[str, Any]]:
@@ -37,7 +37,7 @@ def remember(registry: Registry, attempt: str, outcome: Mapping[str, Any]) -> No
     """Keep what came of an attempt.
 
     Args:
-        outcome: ``code``, ``told`` and ``version``; ``champion``, the id of the bundle that looked at ``photos`` new
+        outcome: ``code``, ``summary`` and ``version``; ``champion``, the id of the bundle that looked at ``photos`` new
             photos; ``said``, the digest of what a person said beside them, of ``labelled`` images.
     """
     kept = read_attempts(registry)
@@ -46,7 +46,7 @@ def remember(registry: Registry, attempt: str, outcome: Mapping[str, Any]) -> No
     write_json(registry.path / ATTEMPTS, dict(list(kept.items())[-_KEPT:]))
 
 
-def new_since(registry: Registry, folder: Path, said: Said | None = None) -> int:
+def new_since(registry: Registry, folder: Path, annotations: Annotations | None = None) -> int:
     """How many images have come that were not looked at, which is what a schedule counts.
 
     Photos of ``folder`` that neither the champion nor the last look has seen, and labelled ones beyond those of the
@@ -58,10 +58,10 @@ def new_since(registry: Registry, folder: Path, said: Said | None = None) -> int
     attempts = list(read_attempts(registry).values())
     looked = [one for one in attempts if one["champion"] == bundle.id]
     photos = max(len(arrivals.keys) - (int(looked[-1]["photos"]) if looked else 0), 0)
-    if said is None or not said.images:
+    if annotations is None or not annotations.images:
         return photos
-    words = said.digest()
-    if any(one.get("said") == words for one in attempts):
+    words = annotations.digest()
+    if any(one.get("annotations") == words for one in attempts):
         return photos
-    heard = int(attempts[-1].get("labelled", 0)) if attempts else 0
-    return photos + max(said.images - heard, 1)
+    given_before = int(attempts[-1].get("labelled", 0)) if attempts else 0
+    return photos + max(annotations.images - given_before, 1)

@@ -44,7 +44,7 @@ class Check:
     value: float
     limit: float
     passed: bool
-    told: str
+    text: str
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from partgcd.cluster.novel_samples import Expected, cluster_strangers, nearest_class
+from partgcd.cluster.novel_samples import Expected, cluster_novel_samples, nearest_class
 from partgcd.cluster.semi_kmeans import semi_kmeans
 from partgcd.config.errors import UserError
-from partgcd.continual.carry import Standing
+from partgcd.continual.retained import Reference
 from partgcd.export.bundle import EXEMPLARS, read_tensors
-from partgcd.export.novelty import remoteness
+from partgcd.export.novelty import knn_distance
 
 SMALLEST = 4
 """Images that a class needs: fewer are odd ones out, not a class."""
@@ -78,17 +78,17 @@ class Growth:
 
 
 def count_new(
-    standing: Standing,
+    reference: Reference,
     sizes: Mapping[str, int],
     largest: int,
     seed: int,
-    asked: int | None = None,
+    requested: int | None = None,
 ) -> tuple[Growth, NDArray[np.float64]]:
     """What a champion's opinion of new photos says about how many classes are new, and how familiar each photo is.
 
     Args:
         sizes: images that each class had when it came, by id.
-        largest, asked: as `find_growth` takes them.
+        largest, requested: as `find_growth` takes them.
 
     Returns:
         the growth, and `familiarity` of the n new photos.
@@ -96,25 +96,25 @@ def count_new(
     Raises:
         UserError: the champion's bundle does not say how far known images are from remembered ones.
     """
-    known, opinion, fresh = standing.known, standing.opinion, standing.labels < 0
+    known, predictions, fresh = reference.known, reference.predictions, reference.labels < 0
     if not fresh.any():
-        return Growth(0, standing.labels, Unknown(0.0, 0.0), 0.0), np.empty(0)
+        return Growth(0, reference.labels, Unknown(0.0, 0.0), 0.0), np.empty(0)
     kept = read_tensors(known.bundle, EXEMPLARS)
     if "remoteness.old" not in kept:
         raise UserError("the champion was exported by an older program: export its run again and add it", 1)
     memory = known.memory
-    exemplars = standing.exemplars.joint
+    exemplars = reference.exemplars.joint
     remembered = exemplars[torch.from_numpy(~memory.held)]
-    remote, nearest = remoteness(opinion.joint[torch.from_numpy(fresh)], remembered)
-    held, _ = remoteness(exemplars[torch.from_numpy(memory.held)], remembered)
+    remote, nearest = knn_distance(predictions.joint[torch.from_numpy(fresh)], remembered)
+    held, _ = knn_distance(exemplars[torch.from_numpy(memory.held)], remembered)
     discovered = np.array([entry.kind != "old" for entry in known.bundle.manifest.classes])
     kind = discovered[memory.classes[~memory.held][nearest.numpy()]].astype(np.int64)
     usual = [kept["remoteness.old"], kept["remoteness.discovered"]]
     share = unknown_share(remote.numpy(), kind, usual, held.numpy()[~discovered[memory.classes[memory.held]]])
-    first = [sizes.get(entry.id, entry.labelled + entry.assigned) for entry in standing.carried.classes]
+    first = [sizes.get(entry.id, entry.labelled + entry.assigned) for entry in reference.retained.classes]
     growth = find_growth(
-        opinion.joint.numpy(), standing.labels, np.array(first), share, largest, seed, asked,
-        len(standing.carried.taught),
+        predictions.joint.numpy(), reference.labels, np.array(first), share, largest, seed, requested,
+        len(reference.retained.taught),
     )  # fmt: skip
     return growth, familiarity(remote.numpy(), kind, usual)
 
@@ -143,7 +143,7 @@ def unknown_share(
     """The share of unknown classes among n photos.
 
     Args:
-        remote: [n] of each photo, `novelty.remoteness`.
+        remote: [n] of each photo, `novelty.knn_distance`.
         kind: [n] kind of the class that it is nearest to, an index of ``familiar``; 0 are labelled ones.
         familiar: of each kind quantiles, ascending, of the same at images of known classes.
         held: [m] the same at remembered images of labelled classes that were never trained on.
@@ -187,7 +187,7 @@ def find_growth(
     unknown: Unknown,
     largest: int,
     seed: int,
-    asked: int | None = None,
+    requested: int | None = None,
     taught: int = 0,
 ) -> Growth:
     """The number of new classes, and a first guess at their images.
@@ -197,7 +197,7 @@ def find_growth(
         labels: [N] class index of remembered images, -1 for new photos.
         sizes: [O] images that each known class had when it came.
         largest: no more than this.
-        asked: the number, if a person gave it.
+        requested: the number, if a person gave it.
         taught: so many classes after the known ones are shown by example, and unknown to what made the features: new
             photos that cluster with them are among the unknown share, and of no new class.
     """
@@ -213,15 +213,15 @@ def find_growth(
         nearest[shown] = clusters[shown]
         rest = max(rest - float(shown.sum()), 0.0)
     by_size = rest / typical
-    if asked is not None:
-        classes = min(asked, count)
+    if requested is not None:
+        classes = min(requested, count)
     elif not unknown.significant or rest < SMALLEST:
         classes = 0
     else:
         classes = min(max(1, round(by_size)), largest, count // SMALLEST)
     found = round(rest) if unknown.significant else min(round(classes * typical), count)
     expected = Expected(sizes, max(found, classes) if classes else 0)
-    clusters = cluster_strangers(features, labels, nearest, expected, old, old + classes, seed)
+    clusters = cluster_novel_samples(features, labels, nearest, expected, old, old + classes, seed)
     return Growth(classes, clusters, unknown, by_size, expected)
 
 

@@ -9,18 +9,25 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
+from partgcd.continual.annotations import Annotations, count_unlearned, held_out, read_annotations
 from partgcd.continual.attempts import attempt_digest, read_attempts, remember
-from partgcd.continual.candidate import (
+from partgcd.continual.champion import load_champion
+from partgcd.continual.compare import About, Against, Judged, describe_changes, measure
+from partgcd.continual.gate import judge
+from partgcd.continual.growth import SMALLEST, Growth, count_new
+from partgcd.continual.intake import Arrivals, Reader, look_through
+from partgcd.continual.look import Place, Seen, ids_for, look
+from partgcd.continual.request import Outcome, Request
+from partgcd.continual.retrain import (
     STRENGTH,
     Fresh,
     Trained,
@@ -30,13 +37,6 @@ from partgcd.continual.candidate import (
     train,
     warm_start,
 )
-from partgcd.continual.changes import About, Against, Judged, describe_changes, measure
-from partgcd.continual.gate import Check, Margins, judge
-from partgcd.continual.growth import SMALLEST, Growth, count_new
-from partgcd.continual.intake import Arrivals, Reader, look_through
-from partgcd.continual.look import Place, Seen, ids_for, look
-from partgcd.continual.recall import recall
-from partgcd.continual.told import Said, held_out, read_said, unheard
 from partgcd.data.pixels import PixelStore
 from partgcd.discovery.discover import here
 from partgcd.export.bundle import EXEMPLARS, MANIFEST, Bundle, open_bundle, read_tensors
@@ -51,61 +51,6 @@ from partgcd.schedule.due import KEPT
 
 _MOST_NEW = 1000
 _VAGUE = 0.75  # width of an interval of a share from which on it says nothing
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a person asked for.
-
-    Attributes:
-        new: folder of new photos; what its sub-folders are called means nothing.
-        promote: 'gate' promotes what passes the margins, 'always' and 'never' ask nobody.
-        labelled: folder of class folders, named by class id or name, to train on beside the memory.
-        teach: folders of ``labelled`` that name no class become classes of that name.
-        holdout: as ``labelled``, to score on.
-        images: whether pictures of new photos go into the change report and the bundle.
-        classes: number of new classes; None estimates it.
-        epochs: passes over new and remembered images; None asks `candidate.epochs_for`.
-        weights: of the frozen backbone, where the champion was trained with a file of its own.
-        replay: False trains on the new photos alone, which forgets: plain fine-tuning, to compare with.
-        again: also where the same photos were looked at before.
-        train: fields of the settings' section, such as the device.
-    """
-
-    registry: Path
-    new: Path
-    promote: Literal["gate", "always", "never"] = "gate"
-    labelled: Path | None = None
-    teach: bool = False
-    holdout: Path | None = None
-    images: bool = True
-    classes: int | None = None
-    epochs: int | None = None
-    seed: int = 0
-    weights: Path | None = None
-    replay: bool = True
-    again: bool = False
-    margins: Margins = field(default_factory=Margins)
-    train: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of it.
-
-    Attributes:
-        code: 0 done or nothing new, 3 a candidate was kept and not promoted.
-        told: in one line.
-        version: the version that was made.
-        new_classes: how many classes were found; None where no photo was looked at.
-        checks: the gate's.
-    """
-
-    code: int
-    told: str
-    version: int | None = None
-    new_classes: int | None = None
-    checks: list[Check] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -132,7 +77,7 @@ class Gathered:
     """
 
     arrivals: Arrivals
-    said: Said
+    annotations: Annotations
     reader: Reader
     words: str
     attempt: str
@@ -172,10 +117,13 @@ def rediscover(
         came = gather(request, registry, champion)
         if not isinstance(came, Outcome):
             outcome = _attempt(request, registry, champion, came, progress)
-            outcome = replace(outcome, told=outcome.told + came.arrivals.left_out() + came.said.left_out())
+            outcome = replace(
+                outcome, summary=outcome.summary + came.arrivals.left_out() + came.annotations.left_out()
+            )
             remember(registry, came.attempt, {
-                "code": outcome.code, "told": outcome.told, "version": outcome.version, "champion": champion.bundle.id,
-                "photos": len(came.arrivals.keys), "said": came.words, "labelled": came.said.images,
+                "code": outcome.code, "summary": outcome.summary, "version": outcome.version,
+                "champion": champion.bundle.id,
+                "photos": len(came.arrivals.keys), "annotations": came.words, "labelled": came.annotations.images,
             })  # fmt: skip
             came = outcome
         shutil.rmtree(registry.work, ignore_errors=True)
@@ -191,23 +139,23 @@ def _attempt(
 ) -> Outcome:
     """The steps from what has come to what is made of it."""
     began = time.perf_counter()
-    known = recall(champion.bundle, request.weights)
-    images = len(came.arrivals.keys) + len(known.memory.keys) + came.said.images
+    known = load_champion(champion.bundle, request.weights)
+    images = len(came.arrivals.keys) + len(known.memory.keys) + came.annotations.images
     epochs = request.epochs or epochs_for(images, known.settings.train.batch_size)
     settings = continual_settings(known.settings, epochs, request.seed, dict(request.train))
     run = _run_folder(registry, came.attempt, settings, request.new)
     with run.claimed(), here(run, settings, progress) as world:
         at = Place(registry, run, settings, world)
-        seen = look(at, known, came.arrivals, came.said, came.reader)
+        seen = look(at, known, came.arrivals, came.annotations, came.reader)
         if isinstance(seen, str):
             return Outcome(0, seen, None, 0)
-        sought = find_new(request, at, champion, seen, came.said)
+        sought = find_new(request, at, champion, seen, came.annotations)
         if isinstance(sought, str):
             return Outcome(0, sought, None, 0)
         if not request.replay:
             seen, sought, at = _new_alone(seen, sought, at)
         trained = train_on(request, at, seen, sought)
-        judged = judge_by(request, at, champion, (seen, sought, trained), came.said)
+        judged = judge_by(request, at, champion, (seen, sought, trained), came.annotations)
     return publish(request, at, champion, (seen, sought, judged, came.arrivals), time.perf_counter() - began)
 
 
@@ -223,66 +171,79 @@ def gather(request: Request, registry: Registry, champion: Champion) -> Gathered
     """What has come since the champion was trained; an outcome where that is nothing, or was looked at before."""
     reader = Reader()
     arrivals = look_through(request.new, champion.seen, reader)
-    said = read_said(request.labelled, request.holdout, request.teach, ids_by_word(registry), reader)
-    attempts, words = read_attempts(registry), said.digest()
-    said = replace(
-        said, heard=not request.again and any(one.get("said") == words for one in attempts.values())
+    annotations = read_annotations(
+        request.labelled, request.holdout, request.teach, ids_by_word(registry), reader
     )
-    if len(arrivals.keys) == 0 and not said.speaks:
+    attempts, words = read_attempts(registry), annotations.digest()
+    annotations = replace(
+        annotations,
+        given_before=not request.again and any(one.get("annotations") == words for one in attempts.values()),
+    )
+    if len(arrivals.keys) == 0 and not annotations.asks_for_version:
         return _nothing(arrivals)
     attempt = attempt_digest([*_asked(request), words], champion.version, arrivals, registry)
     before = attempts.get(attempt)
     if before is not None and not request.again:
-        return Outcome(int(before["code"]), f"nothing new since {before['time']}: {before['told']}")
-    return Gathered(arrivals, said, reader, words, attempt)
+        return Outcome(int(before["code"]), f"nothing new since {before['time']}: {before['summary']}")
+    return Gathered(arrivals, annotations, reader, words, attempt)
 
 
-def find_new(request: Request, at: Place, champion: Champion, seen: Seen, said: Said) -> Sought | str:
+def find_new(
+    request: Request, at: Place, champion: Champion, seen: Seen, annotations: Annotations
+) -> Sought | str:
     """How many new classes the photos hold, and which; the reason where there is nothing to train for."""
-    standing, catalog = seen.standing, seen.catalog
-    carried, spoken = standing.carried, standing.spoken
+    reference, catalog = seen.reference, seen.catalog
+    retained, served = reference.retained, reference.served
     new = catalog.labels < 0
     growth, familiar = count_new(
-        standing, first_sizes(at.registry), _MOST_NEW, at.settings.seed, request.classes
+        reference, first_sizes(at.registry), _MOST_NEW, at.settings.seed, request.classes
     )
     manifest = champion.bundle.manifest
-    unfamiliar = int((spoken.novelty.numpy()[new] > manifest.novelty.threshold).sum())
-    answers = standing.overlay(spoken.fused.numpy(), spoken.cls.numpy()).argmax(axis=1)
-    corrected = unheard(catalog, answers, standing.known, carried) if said.speaks else 0
-    if growth.classes == 0 and not said.lessons and not corrected:
+    unfamiliar = int((served.novelty.numpy()[new] > manifest.novelty.threshold).sum())
+    answers = reference.overlay(served.fused.numpy(), served.cls.numpy()).argmax(axis=1)
+    corrected = (
+        count_unlearned(catalog, answers, reference.known, retained) if annotations.asks_for_version else 0
+    )
+    if growth.classes == 0 and not annotations.lessons and not corrected:
         return _familiar(growth, int(new.sum()), unfamiliar)
-    ids = ids_for(at.run.path / "new_ids.json", growth.classes, seen.ever | set(carried.ids))
+    ids = ids_for(at.run.path / "new_ids.json", growth.classes, seen.ever | set(retained.ids))
     numbered = len(seen.ever) - len([entry for entry in manifest.classes if entry.kind == "old"])
     return Sought(growth, familiar, ids, max(numbered, 0), corrected)
 
 
 def _new_alone(seen: Seen, sought: Sought, at: Place) -> tuple[Seen, Sought, Place]:
     """The same without anything that is remembered: plain fine-tuning, to compare with."""
-    catalog, settings, standing, growth = new_alone(seen.catalog, at.settings, seen.standing, sought.growth)
+    catalog, settings, reference, growth = new_alone(seen.catalog, at.settings, seen.reference, sought.growth)
     catalog.save(at.run.path)
-    seen = replace(seen, catalog=catalog, standing=standing, replay=seen.replay[:0])
+    seen = replace(seen, catalog=catalog, reference=reference, replay=seen.replay[:0])
     return seen, replace(sought, growth=growth), replace(at, settings=settings)
 
 
 def train_on(request: Request, at: Place, seen: Seen, sought: Sought) -> Trained:
     """The training that goes on from the champion."""
-    start = warm_start(seen.standing, sought.growth, seen.replay, STRENGTH if request.replay else 0.0)
+    start = warm_start(seen.reference, sought.growth, seen.replay, STRENGTH if request.replay else 0.0)
     start = replace(start, backbone=seen.backbone)
     fresh = Fresh(at.run, at.settings, seen.catalog, seen.parted, sought.ids, sought.numbered)
-    return train(fresh, at.world, start, seen.standing)
+    return train(fresh, at.world, start, seen.reference)
 
 
 def judge_by(
-    request: Request, at: Place, champion: Champion, made: tuple[Seen, Sought, Trained], said: Said
+    request: Request,
+    at: Place,
+    champion: Champion,
+    made: tuple[Seen, Sought, Trained],
+    annotations: Annotations,
 ) -> Judged:
     """The candidate measured against the champion and the margins, and its bundle."""
     seen, sought, trained = made
-    run, standing = at.run, seen.standing
+    run, reference = at.run, seen.reference
     beside = (
-        held_out(said.held, run.path / "holdout", at.settings, standing.carried.ids) if said.held else None
+        held_out(annotations.held, run.path / "holdout", at.settings, reference.retained.ids)
+        if annotations.held
+        else None
     )
     measured = measure(
-        Against(standing, seen.parted, sought.familiar, beside), at.settings, trained, at.world
+        Against(reference, seen.parted, sought.familiar, beside), at.settings, trained, at.world
     )
     checks = judge(measured, request.margins)
     out = run.path / "bundle"
@@ -292,7 +253,7 @@ def judge_by(
             run, out, manifest.graph.precision, request.images and manifest.exemplars.thumbnails,
             lambda phase, done, total: at.world.progress(phase, done, total),
             # Nobody asks the champion's model any more: its backbone can become the candidate's.
-            standing.known.model.backbone,
+            reference.known.model.backbone,
         )  # fmt: skip
     return Judged(trained, measured, checks, out)
 
@@ -306,10 +267,10 @@ def publish(
 ) -> Outcome:
     """The next version with its report, and the champion's place if it has earned it."""
     seen, sought, judged, arrivals = made
-    registry, catalog, carried = at.registry, seen.catalog, seen.standing.carried
+    registry, catalog, retained = at.registry, seen.catalog, seen.reference.retained
     promoted = request.promote == "always" or (request.promote == "gate" and judged.passed)
     about = About(champion.version.number, at.settings.seed, seconds)
-    changes = describe_changes(judged, carried, catalog, sought.growth, arrivals, about)
+    changes = describe_changes(judged, retained, catalog, sought.growth, arrivals, about)
     store = PixelStore.open(at.run.store) if request.images else None
     size = at.settings.data.image_size
     extras = {
@@ -321,30 +282,32 @@ def publish(
     version = registry.add(judged.bundle, parent=champion.version.number, note="rediscovered", extras=extras)
     settled = settle_names(registry, version)
     registry.point("candidate", version.number, "rediscovered")
-    added = len(judged.trained.records) - len(carried.ids)
+    added = len(judged.trained.records) - len(retained.ids)
     mixed = sum(one["mixed"] for one in changes["grew"])
-    told = "; ".join([_made(version.number, added, seen, sought), *_mixed(mixed), *settled])
+    summary = "; ".join([_made(version.number, added, seen, sought), *_mixed(mixed), *settled])
     if promoted:
         registry.promote(str(version.number), "passed the gate" if judged.passed else "asked for")
-        return Outcome(0, f"{told}, promoted", version.number, added, judged.checks)
-    failed = "; ".join(check.told for check in judged.checks if not check.passed)
+        return Outcome(0, f"{summary}, promoted", version.number, added, judged.checks)
+    failed = "; ".join(check.text for check in judged.checks if not check.passed)
     why = failed if request.promote == "gate" else "--promote never"
     return Outcome(
-        KEPT, f"{told}, kept as candidate and not promoted: {why}", version.number, added, judged.checks
+        KEPT, f"{summary}, kept as candidate and not promoted: {why}", version.number, added, judged.checks
     )
 
 
 def _made(number: int, added: int, seen: Seen, sought: Sought) -> str:
-    taught = seen.standing.carried.taught
-    told = f"version {number}: {added} new classes in {int((seen.catalog.labels < 0).sum())} new photos"
+    taught = seen.reference.retained.taught
+    summary = f"version {number}: {added} new classes in {int((seen.catalog.labels < 0).sum())} new photos"
     if taught:
-        told += f" beside {len(taught)} that {'was' if len(taught) == 1 else 'were'} taught"
+        summary += f" beside {len(taught)} that {'was' if len(taught) == 1 else 'were'} taught"
     if added < sought.growth.classes:
         of_others = f"the photos of the others were fewer than {SMALLEST} or not alike"
-        told += f" ({sought.growth.classes} were sought; {of_others})"
+        summary += f" ({sought.growth.classes} were sought; {of_others})"
     if sought.corrected:
-        told += f"; {sought.corrected} labelled images were new to the champion or answered otherwise by it"
-    return told
+        summary += (
+            f"; {sought.corrected} labelled images were new to the champion or answered otherwise by it"
+        )
+    return summary
 
 
 def _mixed(mixed: int) -> list[str]:
@@ -384,8 +347,10 @@ def _familiar(growth: Growth, photos: int, unfamiliar: int) -> str:
 def _nothing(arrivals: Arrivals) -> Outcome:
     if arrivals.files and arrivals.unreadable == arrivals.files:
         raise UserError(f"none of {arrivals.files} files can be read", 1)
-    told = f"{arrivals.seen} seen before, {arrivals.copies} copies" if arrivals.files else "no images there"
-    return Outcome(0, f"nothing new: {told}{arrivals.left_out()}")
+    summary = (
+        f"{arrivals.seen} seen before, {arrivals.copies} copies" if arrivals.files else "no images there"
+    )
+    return Outcome(0, f"nothing new: {summary}{arrivals.left_out()}")
 
 
 def _asked(request: Request) -> list[object]:

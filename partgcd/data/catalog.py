@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,15 @@ from numpy.typing import NDArray
 
 from partgcd.config.errors import UserError
 from partgcd.data.cells import path_cell, read_path_cell, text_cell
+
+
+class Role(IntEnum):
+    """How an image came into a rediscovery; all of a plain training are new."""
+
+    NEW = 0
+    TAUGHT = 1  # with the label of a class that it shows by example
+    CORRECTED = 2  # with the label of a known class
+    REPLAYED = 3  # out of the champion's memory: there is no file of it
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Catalog:
     label_names: the old classes, sorted.
     sizes: [N,2] (width, height) in pixels, of the upright original.
     broken, duplicates: files left out; notes: lines for people.
+    roles: [N] of `Role`; all new if not given.
     """
 
     root: Path
@@ -57,13 +68,16 @@ class Catalog:
     broken: list[Broken] = field(default_factory=list)
     duplicates: list[Duplicate] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    roles: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     def __post_init__(self) -> None:
-        shapes = (self.keys.shape, self.labels.shape, self.sizes.shape)
         n = len(self.paths)
-        if shapes != ((n,), (n,), (n, 2)):
+        if not len(self.roles):
+            object.__setattr__(self, "roles", np.zeros(n, np.uint8))
+        shapes = (self.keys.shape, self.labels.shape, self.sizes.shape, self.roles.shape)
+        if shapes != ((n,), (n,), (n, 2), (n,)):
             raise ValueError(
-                f"a catalog of {n} paths needs keys [N], labels [N] and sizes [N,2], not {shapes}"
+                f"a catalog of {n} paths needs keys [N], labels [N], sizes [N,2] and roles [N], not {shapes}"
             )
 
     def __len__(self) -> int:
@@ -87,7 +101,7 @@ class Catalog:
         return digest.hexdigest()
 
     def save(self, folder: Path) -> Path:
-        """Write catalog.parquet (path, key, label, width, height), quarantine.csv and duplicates.csv."""
+        """Write catalog.parquet (path, key, label, width, height, role), quarantine.csv and duplicates.csv."""
         folder.mkdir(parents=True, exist_ok=True)
         names = [None if label < 0 else self.label_names[label] for label in self.labels.tolist()]
         table = pa.table(
@@ -97,6 +111,7 @@ class Catalog:
                 "label": pa.array(names, pa.string()),
                 "width": pa.array(self.sizes[:, 0], pa.int32()),
                 "height": pa.array(self.sizes[:, 1], pa.int32()),
+                "role": pa.array([Role(role).name.lower() for role in self.roles.tolist()], pa.string()),
             }
         )
         about = {"root": str(self.root), "label_names": self.label_names, "notes": self.notes}
@@ -127,6 +142,7 @@ class Catalog:
             label_names: list[str] = about["label_names"]
             index = {name: number for number, name in enumerate(label_names)}
             labels = [-1 if name is None else index[name] for name in table["label"].to_pylist()]
+            roles = table["role"].to_pylist() if "role" in table.column_names else []  # older ones have none
             return cls(
                 root=Path(about["root"]),
                 paths=table["path"].to_pylist(),
@@ -142,6 +158,7 @@ class Catalog:
                     Duplicate(*map(read_path_cell, row)) for row in _read_rows(folder / "duplicates.csv")
                 ],
                 notes=about["notes"],
+                roles=np.array([Role[role.upper()] for role in roles], np.uint8),
             )
         except FileNotFoundError as error:
             missing = Path(error.filename or "catalog.parquet").name  # pyarrow's error names no file

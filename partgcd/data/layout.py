@@ -264,10 +264,10 @@ def _note_empty(node: Node, reading: _Reading) -> None:
             _note_empty(kid, reading)
             continue
         others, system, hidden = held_instead(kid, reading.walk)
-        told = [f"{count} {kind}" for kind, count in others.most_common(2)]
-        told += [f"only {printable(each)}" for each in system[:1]]
-        told += [f"{hidden} hidden"] if hidden else []
-        reading.empty.append(f"{kid.path} ({', '.join(told)})" if told else kid.path)
+        counts = [f"{count} {kind}" for kind, count in others.most_common(2)]
+        counts += [f"only {printable(each)}" for each in system[:1]]
+        counts += [f"{hidden} hidden"] if hidden else []
+        reading.empty.append(f"{kid.path} ({', '.join(counts)})" if counts else kid.path)
 
 
 def _lost_classes(node: Node, reading: _Reading) -> bool:

@@ -88,8 +88,8 @@ def _curve(
     for epoch, arrays in run.read_epochs():
         accuracy = split_accuracy(true, arrays["predicted"][rows].astype(np.int64), old)["v2"]
         candidates, classes = arrays["candidate_rows"].astype(np.int64), arrays["candidate_classes"]
-        told = full[candidates] >= 0
+        known = full[candidates] >= 0
         new = np.arange(int(classes.max(initial=0)) + 1) >= len(catalog.label_names)
-        pure = purity(candidates[told], classes[told].astype(np.int64), full, new)
+        pure = purity(candidates[known], classes[known].astype(np.int64), full, new)
         points.append({"epoch": epoch, "purity": pure, **accuracy})
     return points

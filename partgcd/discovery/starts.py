@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from partgcd.cluster.novel_samples import Expected, cluster_strangers, nearest_class
+from partgcd.cluster.novel_samples import Expected, cluster_novel_samples, nearest_class
 from partgcd.cluster.semi_kmeans import semi_kmeans
 from partgcd.config.tree import Settings
 from partgcd.discovery.predict import PartModel
@@ -64,7 +64,7 @@ def refit_clusters(
     if expected is None:
         _, found = semi_kmeans(unit, own, old, classes, seed, starts=3)
     else:
-        found = cluster_strangers(unit, own, nearest_class(unit, own, old), expected, old, classes, seed)
+        found = cluster_novel_samples(unit, own, nearest_class(unit, own, old), expected, old, classes, seed)
     before = torch.where(labels >= 0, labels, predicted).cpu().numpy()
     return torch.from_numpy(_keep_index(found, before, old, classes)).to(labels.device)
 

@@ -70,8 +70,8 @@ def step_loss(
     if memory is not None:
         terms += memory.terms(batch, trainee.settings.loss.student_temperature)
     total = objective(terms, moment.alpha)
-    told = {term.name: float(term.loss.detach()) for term in terms}
-    return StepLoss(total, told | {"total": float(total.detach())})
+    values = {term.name: float(term.loss.detach()) for term in terms}
+    return StepLoss(total, values | {"total": float(total.detach())})
 
 
 def _look(trainee: Trainee, views: Views, world: Ranks) -> Batch:

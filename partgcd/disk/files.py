@@ -47,18 +47,18 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        told = disk_error(error, path)
-        if told is None:
+        trouble = disk_error(error, path)
+        if trouble is None:
             raise
-        raise told from error
+        raise trouble from error
 
 
 def disk_error(error: OSError, path: Path) -> UserError | None:
     """What went wrong as `disk_errors` tells it, of writing to ``path``; None where it is not the disk's doing."""
     why = _WHY.get(error.errno or 0, "")
     if error.errno in _FULL:
-        told = f"the disk is full: can't write '{path}'" + (f" ({why})" if why else "")
-        return UserError(f"{told}; free some space, then the same command (train: --resume) goes on", 1)
+        trouble = f"the disk is full: can't write '{path}'" + (f" ({why})" if why else "")
+        return UserError(f"{trouble}; free some space, then the same command (train: --resume) goes on", 1)
     if error.errno in _FORBIDDEN:
         return UserError(
             f"not allowed to write '{path}'{f' ({why})' if why else ''}: choose another place", 1

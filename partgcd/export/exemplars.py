@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from partgcd.disk.files import write_bytes
 from partgcd.export.bundle import EXEMPLARS, THUMBNAILS
-from partgcd.export.novelty import joint_features, remoteness
+from partgcd.export.novelty import joint_features, knn_distance
 from partgcd.export.source import Source
 
 PER_CLASS = 20
@@ -91,7 +91,7 @@ def familiar_remoteness(
         asked = np.arange(len(features))
     place = np.full(len(features), -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
-    found, nearest = remoteness(features[asked], features[rows], torch.from_numpy(place[asked]))
+    found, nearest = knn_distance(features[asked], features[rows], torch.from_numpy(place[asked]))
     old = np.array([record["kind"] == "old" for record in source.classes])[classes[nearest.numpy()]]
     quantiles = {}
     for name, mine in (("old", old), ("discovered", ~old)):

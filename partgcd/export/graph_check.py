@@ -137,9 +137,9 @@ def _bounded(model: Any) -> None:
             size = _mib(shapes.get(name)) / _BATCH
             total += size
             if not size <= LARGEST_MB:
-                told = f"{size:,.0f} MiB an image, {LARGEST_MB:g} allowed"
-                told = told if size < float("inf") else "a size that can't be told"
-                raise _refused(f"its node '{node.name}' ({node.op_type}) gives {told}")
+                size_text = f"{size:,.0f} MiB an image, {LARGEST_MB:g} allowed"
+                size_text = size_text if size < float("inf") else "a size that can't be told"
+                raise _refused(f"its node '{node.name}' ({node.op_type}) gives {size_text}")
     if total > TOTAL_MB:
         raise _refused(f"its nodes give {total:,.0f} MiB an image together, {TOTAL_MB:g} allowed")
 

@@ -92,7 +92,7 @@ def joint_features(cls: Tensor, part: Tensor | None) -> Tensor:
     return cls if part is None else normalize(torch.cat([cls, 0.5 * part], dim=1), dim=1)
 
 
-def remoteness(features: Tensor, remembered: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def knn_distance(features: Tensor, remembered: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """How far each image is from what is remembered, and which remembered image is the nearest.
 
     The distance is 1 - mean cosine to the NEAREST remembered images, in 0..2.

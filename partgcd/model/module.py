@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -33,13 +34,15 @@ class Outputs(NamedTuple):
 
 
 _MANY_PATCHES = 100
+_IN_FILES = {"logit_adjustment": "lean"}
+"""Names of tensors in files, where they are others."""
 """Patches of a picture from which on its background is left out: of pictures of 64 it took 15 points along."""
 
 
 class DiscoveryModel(nn.Module):
     """Trainable block and heads; global and part branch share prototypes and projector (Eq. 14, Alg. 1)."""
 
-    lean: nn.Parameter | None
+    logit_adjustment: nn.Parameter | None
 
     def __init__(self, backbone: Backbone, classes: int, parts: int | None, settings: Settings) -> None:
         super().__init__()
@@ -56,7 +59,7 @@ class DiscoveryModel(nn.Module):
             else None
         )
         self.part_prototypes: Prototypes | None = None
-        self.register_parameter("lean", None)
+        self.register_parameter("logit_adjustment", None)
         self.mean_of_parts = settings.parts.adapter == "mean"
         foreground = settings.parts.foreground_pooling
         rows, columns = backbone.info.grid
@@ -143,22 +146,27 @@ class DiscoveryModel(nn.Module):
             own.weight.copy_(weight)
         self.part_prototypes = own.to(weight.device)
 
-    def lean_by(self, lean: Tensor) -> None:
-        """Have every answer lean: ``lean`` [C] is added to the logits of both heads. No loss sees it."""
-        self.lean = nn.Parameter(lean)
+    def set_logit_adjustment(self, values: Tensor) -> None:
+        """Have every answer adjusted: ``values`` [C] are added to the logits of both heads. No loss sees them."""
+        self.logit_adjustment = nn.Parameter(values)
 
     def logits(self, cosine: Tensor, temperature: float) -> Tensor:
         """What either head answers with, [B, C], from its cosines [B, C]."""
         found = cosine / temperature
-        return found if self.lean is None else found + self.lean
+        return found if self.logit_adjustment is None else found + self.logit_adjustment
 
     def trainable_state(self) -> dict[str, Tensor]:
         """Every tensor that is not of the frozen trunk, by name."""
-        return {name: value.detach() for name, value in self.named_parameters() if value.requires_grad}
+        return {name: value.detach() for name, value in self._trained()}
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, value in self.named_parameters():
+            if value.requires_grad:
+                yield _IN_FILES.get(name, name), value
 
     def load_trainable_state(self, tensors: dict[str, Tensor]) -> None:
         """Copy back what `trainable_state` gave. Names and shapes must agree exactly."""
-        own = {name: value for name, value in self.named_parameters() if value.requires_grad}
+        own = dict(self._trained())
         if own.keys() != tensors.keys():
             raise ValueError(f"trained tensors differ: {sorted(own.keys() ^ tensors.keys())[:6]}")
         with torch.no_grad():
@@ -176,7 +184,7 @@ def restored(
         model.adapter.start_linear(torch.zeros(dim, dim), torch.zeros(dim))  # its values come below
     if "part_prototypes.weight" in tensors:
         model.start_part_prototypes(tensors["part_prototypes.weight"])
-    if "lean" in tensors:
-        model.lean_by(torch.zeros(classes))
+    if _IN_FILES["logit_adjustment"] in tensors:
+        model.set_logit_adjustment(torch.zeros(classes))
     model.load_trainable_state(tensors)
     return model

@@ -336,13 +336,15 @@ def fit_mixtures(
     run = torch.zeros(len(counts), dtype=torch.int64)
     log_likelihood = torch.full((iterations, len(counts)), math.nan, dtype=torch.float64)
     with exact_products(patches.device):
-        for group, (fitted, told, used) in zip(groups, _each(fit, groups, patches.device), strict=True):
+        for group, (fitted, likelihoods, used) in zip(
+            groups, _each(fit, groups, patches.device), strict=True
+        ):
             c = torch.tensor(group.classes, device=mu.device)
             log_pi[c], mu[c], var[c] = fitted.log_pi.to(log_pi), fitted.mu.to(mu), fitted.var.to(var)
             run[group.classes] = used.cpu()
-            told = told.cpu()
-            log_likelihood[: len(told), group.classes] = told
-            log_likelihood[len(told) :, group.classes] = told[-1]
+            likelihoods = likelihoods.cpu()
+            log_likelihood[: len(likelihoods), group.classes] = likelihoods
+            log_likelihood[len(likelihoods) :, group.classes] = likelihoods[-1]
     last = max(1, int(run.max())) if len(counts) else 0
     return EMResult(Mixture(log_pi, mu, var), log_likelihood[:last], run)
 

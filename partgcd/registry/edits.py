@@ -84,7 +84,7 @@ def settle_names(registry: Registry, version: Version) -> list[str]:
         names = {key: (row.id, row.name) for key, row in holders.items()}
         taken = set(names) | {name_key(row.id) for row in rows}
         kinds = {entry.id: entry.kind for entry in entries}
-        told = []
+        notes = []
         for entry in entries:
             if entry.id in identity.names:
                 continue
@@ -96,13 +96,13 @@ def settle_names(registry: Registry, version: Version) -> list[str]:
             other, name = names.get(key, (entry.name, entry.name))
             shown = f"class {other} is called '{printable(name)}'"
             if entry.kind == "old" == kinds.get(other) and name != entry.name:
-                told.append(f"{shown} and {entry.id} '{printable(entry.name)}': merge or rename one of them")
+                notes.append(f"{shown} and {entry.id} '{printable(entry.name)}': merge or rename one of them")
                 continue
             wanted = unique_name(known[entry.id].name if entry.id in known else entry.name, taken)
             append(registry.log, "rename", id=entry.id, name=wanted, before=entry.name, settled=True)
             taken.add(name_key(wanted))
-            told.append(f"{shown}, so {entry.id} is called '{printable(wanted)}' from now on")
-        return told
+            notes.append(f"{shown}, so {entry.id} is called '{printable(wanted)}' from now on")
+        return notes
 
 
 def merge(registry: Registry, one: str, other: str) -> Event:

@@ -57,7 +57,7 @@ def list_classes(registry: Registry) -> list[ClassRow]:
     identity, versions = read_identity(registry), registry.versions()
     first: dict[str, tuple[int, int]] = {}
     entries: dict[str, ClassEntry] = {}
-    for number, own in _told(versions):
+    for number, own in _entries(versions):
         first.setdefault(own.id, (number, own.index))
         entries[own.id] = own
     champion = registry.aliases().get("champion", versions[-1].number if versions else 0)
@@ -109,7 +109,7 @@ def first_sizes(registry: Registry) -> dict[str, int]:
     A class that others were merged into had theirs too: photos of all of them come to it.
     """
     sizes: dict[str, int] = {}
-    for _, entry in _told(registry.versions()):
+    for _, entry in _entries(registry.versions()):
         sizes.setdefault(entry.id, entry.labelled + entry.assigned)
     identity = read_identity(registry)
     joined = dict.fromkeys(map(identity.canonical, sizes), 0)
@@ -118,7 +118,7 @@ def first_sizes(registry: Registry) -> dict[str, int]:
     return joined
 
 
-def _told(versions: list[Version]) -> Iterator[tuple[int, ClassEntry]]:
+def _entries(versions: list[Version]) -> Iterator[tuple[int, ClassEntry]]:
     """Every class as every version tells it, with the version's number, oldest first."""
     for version in versions:
         yield from ((version.number, entry) for entry in entries_of(version))

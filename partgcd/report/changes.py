@@ -22,7 +22,7 @@ Pixels = Callable[[list[int]], NDArray[np.uint8]]
 
 
 def render_changes(changes: Mapping[str, Any], pixels: Pixels | None) -> bytes:
-    """The page for what `partgcd.continual.changes.describe_changes` tells.
+    """The page for what `partgcd.continual.compare.describe_changes` tells.
 
     ``pixels`` gives evaluation views [B, 3, S, S] of catalog rows; without it the page has no pictures.
     """

@@ -44,12 +44,12 @@ def follow(
     history = read_history(status, now())
 
     def tell(state: str, why: str, again: datetime | None) -> None:
-        told = {"state": state, "pid": os.getpid(), "why": why, "history": history.as_json()}
-        told["next"] = again.isoformat() if again is not None else None
-        if told != last:
-            write_json(status, told)
+        status_now = {"state": state, "pid": os.getpid(), "why": why, "history": history.as_json()}
+        status_now["next"] = again.isoformat() if again is not None else None
+        if status_now != last:
+            write_json(status, status_now)
             last.clear()
-            last.update(told)
+            last.update(status_now)
 
     stopped = False
     while not stopped:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from partgcd.cli.rediscover import _bare, rediscover, run_as_job, seconds_of
 from partgcd.config.errors import UserError
-from partgcd.continual.rediscover import Request
+from partgcd.continual.request import Request
 from partgcd.registry.versions import Registry
 
 Partgcd = Callable[..., Any]

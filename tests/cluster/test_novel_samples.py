@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from partgcd.cluster.novel_samples import Expected, closeness, cluster_strangers, nearest_class, strangers
+from partgcd.cluster.novel_samples import (
+    Expected,
+    closeness,
+    cluster_novel_samples,
+    nearest_class,
+    novel_samples,
+)
 
 
 def around(centre: NDArray[np.floating], count: int, seed: int, width: float = 0.05) -> NDArray[np.float32]:
@@ -40,12 +46,14 @@ def test_a_class_with_too_many_images_gives_its_farthest_and_one_with_its_share_
     labels = np.concatenate([np.repeat([0, 1], 20), np.full(35, -1)])
     nearest = nearest_class(rows, labels, 2)
     assert (nearest[40:65] == 0).all() and (nearest[65:] == 1).all()
-    found = strangers(rows, labels, nearest, Expected(np.array([30, 30]), 15))
+    found = novel_samples(rows, labels, nearest, Expected(np.array([30, 30]), 15))
     assert ((found >= 50) & (found < 65)).sum() >= 14, "though the loose images of class 1 lie farther out"
-    smaller = strangers(rows, labels, nearest, Expected(np.array([60, 30]), 5))
+    smaller = novel_samples(rows, labels, nearest, Expected(np.array([60, 30]), 5))
     assert set(smaller) <= set(range(40, 75)) and len(smaller) == 5
     nearest[50:65] = 2  # of no known class: set aside
-    assert not set(strangers(rows, labels, nearest, Expected(np.array([30, 30]), 15))) & set(range(50, 65))
+    assert not set(novel_samples(rows, labels, nearest, Expected(np.array([30, 30]), 15))) & set(
+        range(50, 65)
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,10 +74,10 @@ def test_as_many_are_told_as_are_expected_and_nothing_labelled_moves(
     nearest = nearest_class(rows, labels, 3)
     nearest[12 : 12 + aside] = 3
     expected = Expected(np.array(sizes), wanted)
-    found = strangers(rows, labels, nearest, expected)
+    found = novel_samples(rows, labels, nearest, expected)
     assert len(found) == min(wanted, 40 - aside) and (np.diff(found) > 0).all()
     assert (labels[found] < 0).all() and (nearest[found] < 3).all()
-    clusters = cluster_strangers(rows, labels, nearest, expected, 4, 4 + classes, seed)
+    clusters = cluster_novel_samples(rows, labels, nearest, expected, 4, 4 + classes, seed)
     assert (clusters[:12] == labels[:12]).all() and (clusters[12 : 12 + aside] == 3).all()
     assert (clusters[found] >= 4).all() and (np.delete(clusters, found) < 4).all()
     assert len(set(clusters[found])) == min(classes, len(found))
@@ -78,7 +86,7 @@ def test_as_many_are_told_as_are_expected_and_nothing_labelled_moves(
 def test_copies_make_fewer_clusters_without_a_word(recwarn: pytest.WarningsRecorder) -> None:
     rows = np.concatenate([around(AXES[0], 5, 1), np.repeat(around(AXES[2], 1, 2), 8, axis=0)])
     labels = np.concatenate([np.zeros(5, np.int64), np.full(8, -1)])
-    found = cluster_strangers(rows, labels, np.zeros(13, np.int64), Expected(np.array([5]), 8), 1, 4, 0)
+    found = cluster_novel_samples(rows, labels, np.zeros(13, np.int64), Expected(np.array([5]), 8), 1, 4, 0)
     assert (found[5:] >= 1).all() and not recwarn.list
 
 

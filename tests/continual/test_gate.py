@@ -77,7 +77,7 @@ def test_overconfidence_fails() -> None:
 def test_a_new_class_whose_photos_are_not_alike_fails_by_name() -> None:
     found = measured([0], [0], [0], [0], coherence=[0.9, 0.3])
     told = [check for check in judge(found, Margins()) if not check.passed]
-    assert [check.name for check in told] == ["new class"] and "'new-2'" in told[0].told
+    assert [check.name for check in told] == ["new class"] and "'new-2'" in told[0].text
 
 
 def test_nothing_held_out_and_nothing_sure_leaves_the_new_classes() -> None:

@@ -16,7 +16,7 @@ def distances(count: int, share: float, seed: int) -> np.ndarray:
 FAMILIAR = np.quantile(distances(20000, 0.0, 9), np.linspace(0, 1, 101))
 
 
-def told(remote: np.ndarray) -> Unknown:
+def parts_of_it(remote: np.ndarray) -> Unknown:
     return unknown_share(remote, np.zeros(len(remote), int), [FAMILIAR, FAMILIAR + 9])
 
 
@@ -46,7 +46,7 @@ def test_classes_missed_before_hide_new_ones_less_where_clean_images_are_held_ou
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
 def test_the_share_of_unknown_images_is_told(share: float) -> None:
-    found = [told(distances(400, share, seed)) for seed in range(20)]
+    found = [parts_of_it(distances(400, share, seed)) for seed in range(20)]
     shares = np.array([one.share for one in found])
     assert abs(shares.mean() - share) < 0.06, "a lower bound, near where the two kinds lie apart"
     assert np.mean([one.significant for one in found]) > 0.9
@@ -55,15 +55,15 @@ def test_the_share_of_unknown_images_is_told(share: float) -> None:
 
 @pytest.mark.parametrize("count", [10, 90, 400])
 def test_familiar_images_alone_are_hardly_ever_taken_for_new_ones(count: int) -> None:
-    wrong = [told(distances(count, 0.0, seed)).significant for seed in range(200)]
+    wrong = [parts_of_it(distances(count, 0.0, seed)).significant for seed in range(200)]
     assert np.mean(wrong) <= 0.05
 
 
 def test_nearer_than_anything_and_farther_than_anything() -> None:
-    assert told(np.full(30, -1.0)).share == 0
-    far = told(np.full(30, 3.0))
+    assert parts_of_it(np.full(30, -1.0)).share == 0
+    far = parts_of_it(np.full(30, 3.0))
     assert far.share == 1 and far.significant
-    assert not told(np.full(1, 3.0)).significant, "one photo proves nothing"
+    assert not parts_of_it(np.full(1, 3.0)).significant, "one photo proves nothing"
 
 
 def features(kinds: list[int], each: int, seed: int = 0) -> np.ndarray:
@@ -131,7 +131,7 @@ def test_few_or_doubtful_images_are_no_class() -> None:
     few, doubtful = Unknown((SMALLEST - 1) / 43, 0.001), Unknown(0.4, 0.2)
     assert find_growth(rows, labels, np.full(2, 3), few, 100, 0).classes == 0
     assert find_growth(rows, labels, np.full(2, 3), doubtful, 100, 0).classes == 0
-    found = find_growth(rows, labels, np.full(2, 3), doubtful, 100, 0, asked=1)
+    found = find_growth(rows, labels, np.full(2, 3), doubtful, 100, 0, requested=1)
     assert found.classes == 1 and set(found.clusters[20:23]) == {2}
 
 

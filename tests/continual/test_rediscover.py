@@ -15,12 +15,13 @@ from PIL import Image
 from partgcd.backbone import load as loading
 from partgcd.config.errors import UserError
 from partgcd.continual import intake
+from partgcd.continual.annotations import Annotations, read_annotations
 from partgcd.continual.attempts import new_since
-from partgcd.continual.candidate import LEAN
+from partgcd.continual.champion import load_champion
 from partgcd.continual.gate import Margins
-from partgcd.continual.recall import recall
-from partgcd.continual.rediscover import Outcome, Request, rediscover
-from partgcd.continual.told import Said, read_said
+from partgcd.continual.rediscover import rediscover
+from partgcd.continual.request import Outcome, Request
+from partgcd.continual.retrain import LOGIT_ADJUSTMENT
 from partgcd.data import decode as decoder
 from partgcd.data import ingest as ingesting
 from partgcd.discovery import setup as setting_up
@@ -56,7 +57,7 @@ def test_new_photos_become_the_next_version_and_ids_stay(
     before = [row.id for row in list_classes(registry)]
     rename(registry, before[0], "the old one")
     outcome = look(photos("new", {0: 6, 4: 10}))
-    assert outcome.code == 0 and outcome.version == 2, outcome.told
+    assert outcome.code == 0 and outcome.version == 2, outcome.summary
     assert registry.aliases() == {"champion": 2, "previous": 1}
     version = registry.version("champion")
     assert version.record["parent"] == 1 and version.class_ids[:3] == before
@@ -67,15 +68,17 @@ def test_new_photos_become_the_next_version_and_ids_stay(
     page = (version.path / "changes.html").read_text()
     assert "new photos" in page and "data:image/jpeg" in page and "http" not in page.replace("http-equiv", "")
     assert registry.verify() == [] and not registry.work.exists()
-    assert look(tmp(registry) / "new").told.startswith("nothing new")
+    assert look(tmp(registry) / "new").summary.startswith("nothing new")
     found = load_predictor(registry.path, 1).classify([tmp(registry) / "new" / "4-500.png"])
     assert found[0].version == version.record["bundle"]
     # Answers lean to the two classes that people labelled, away from what was discovered then and now.
-    lean = read_tensors(open_bundle(version.bundle), WEIGHTS)["lean"]
-    assert lean.tolist() == pytest.approx([0.0, 0.0] + [-LEAN] * (len(version.class_ids) - 2))
-    known = recall(open_bundle(version.bundle))
-    assert known.model.lean is None, "what training goes on from does not"
-    assert known.served().model.lean.tolist() == lean.tolist()
+    logit_adjustment = read_tensors(open_bundle(version.bundle), WEIGHTS)["lean"]
+    assert logit_adjustment.tolist() == pytest.approx(
+        [0.0, 0.0] + [-LOGIT_ADJUSTMENT] * (len(version.class_ids) - 2)
+    )
+    known = load_champion(open_bundle(version.bundle))
+    assert known.model.logit_adjustment is None, "what training goes on from does not"
+    assert known.served().model.logit_adjustment.tolist() == logit_adjustment.tolist()
 
 
 def test_plain_fine_tuning_neither_holds_on_nor_leans(
@@ -84,7 +87,7 @@ def test_plain_fine_tuning_neither_holds_on_nor_leans(
     assert look(photos("new", {0: 6, 4: 10})).version == 2
     assert "lean" in read_tensors(open_bundle(registry.version("champion").bundle), WEIGHTS)
     outcome = look(photos("more", {1: 6, 5: 10}), replay=False, promote="always")
-    assert outcome.version == 3, outcome.told
+    assert outcome.version == 3, outcome.summary
     assert "lean" not in read_tensors(open_bundle(registry.version("champion").bundle), WEIGHTS)
 
 
@@ -126,21 +129,21 @@ def test_poisoned_arrivals_have_a_clear_outcome_each(
 ) -> None:
     champion, root = registry.version("champion").record["bundle"], tmp(registry)
     old = shutil.copytree(trained.path.parent / "photos", root / "old")
-    told = look(old).told
+    told = look(old).summary
     assert told.startswith("nothing new: 32 seen before")
     untouched(registry, champion)
     outcome = look(copies(root / "copies", photos("one", {4: 1}) / "4-500.png", 10_000), classes=None)
-    assert outcome.code == 0 and outcome.told == "1 new photos are too few for a class (4 are needed)"
+    assert outcome.code == 0 and outcome.summary == "1 new photos are too few for a class (4 are needed)"
     untouched(registry, champion)
     outcome = look(root / "one", classes=None)
-    assert outcome.code == 0 and outcome.told.startswith("nothing new since"), (
+    assert outcome.code == 0 and outcome.summary.startswith("nothing new since"), (
         "the same photo, looked at before"
     )
     outcome = look(noise(root / "noise", 30), classes=None)
     assert (
         outcome.code == 0
-        and "0 new photos are too few" in outcome.told
-        and "30 blank or noise" in outcome.told
+        and "0 new photos are too few" in outcome.summary
+        and "30 blank or noise" in outcome.summary
     )
     untouched(registry, champion)
     with pytest.raises(UserError, match="none of 12 new photos can be used") as failed:
@@ -154,7 +157,7 @@ def test_a_schedule_counts_what_came_since_the_last_look(
 ) -> None:
     folder = photos("inbox", {0: 2})
     assert new_since(registry, folder) == 2
-    assert "too few" in look(folder, classes=None).told
+    assert "too few" in look(folder, classes=None).summary
     assert new_since(registry, folder) == 0
     photos("inbox", {1: 1}, 900)
     assert new_since(registry, folder) == 1
@@ -165,17 +168,17 @@ def test_a_schedule_counts_what_people_labelled_until_a_look_has_heard_it(
 ) -> None:
     folder = photos("inbox", {0: 2})
 
-    def said() -> Said:
-        return read_said(tmp_path / "told", None, True, ids_by_word(registry))
+    def annotations() -> Annotations:
+        return read_annotations(tmp_path / "told", None, True, ids_by_word(registry))
 
     photos("told/oak", {4: 5})
-    assert new_since(registry, folder, said()) == 2 + 5
+    assert new_since(registry, folder, annotations()) == 2 + 5
     assert look(folder, classes=None, labelled=tmp_path / "told", teach=True, promote="never").version == 2
-    assert new_since(registry, folder, said()) == 0
+    assert new_since(registry, folder, annotations()) == 0
     photos("told/oak", {4: 2}, 900)
-    assert new_since(registry, folder, said()) == 2
+    assert new_since(registry, folder, annotations()) == 2
     (tmp_path / "told/oak/4-500.png").unlink()
-    assert new_since(registry, folder, said()) == 1, "another word is one, however few images it is of"
+    assert new_since(registry, folder, annotations()) == 1, "another word is one, however few images it is of"
 
 
 def test_what_fails_the_gate_is_kept_as_candidate_and_people_decide(
@@ -184,7 +187,7 @@ def test_what_fails_the_gate_is_kept_as_candidate_and_people_decide(
     strict = Margins(coherence=1.01)
     outcome = look(photos("new", {0: 6, 4: 10}), margins=strict, promote="gate")
     if outcome.new_classes:
-        assert outcome.code == 3 and "not promoted" in outcome.told and "are in it too" in outcome.told
+        assert outcome.code == 3 and "not promoted" in outcome.summary and "are in it too" in outcome.summary
     assert registry.aliases()["champion"] == (1 if outcome.code else 2)
     assert registry.verify() == []
 
@@ -206,8 +209,11 @@ def test_peoples_images_are_trained_on_and_folders_of_no_class_are_told(
         photos(folder, kinds)
     photos("held/birch", {1: 2})
     outcome = look(new, promote="never", labelled=tmp_path / "told", holdout=tmp_path / "held")
-    assert "1 folder of --labelled ('oak') left out" in outcome.told and "--holdout ('elm')" in outcome.told
-    assert "left out" not in alone.told
+    assert (
+        "1 folder of --labelled ('oak') left out" in outcome.summary
+        and "--holdout ('elm')" in outcome.summary
+    )
+    assert "left out" not in alone.summary
     counts = [
         json.loads((registry.version(str(each.version)).path / "changes.json").read_text())["photos"][
             "replayed"
@@ -262,6 +268,6 @@ def test_each_photo_is_read_and_decoded_once_and_the_backbone_loaded_once(
     for place in (source, setting_up):
         monkeypatch.setattr(place, "load_backbone", counting)
     outcome = look(new, labelled=tmp(registry) / "labelled", teach=True, promote="always")
-    assert outcome.code == 0, outcome.told
+    assert outcome.code == 0, outcome.summary
     assert len(read) == 31 and set(read.values()) == {1}
     assert decoded == [31] and loaded == [1]

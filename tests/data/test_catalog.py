@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from partgcd.config.errors import UserError
-from partgcd.data.catalog import Broken, Catalog, Duplicate, write_quarantine
+from partgcd.data.catalog import Broken, Catalog, Duplicate, Role, write_quarantine
 
 CATALOG = Catalog(
     root=Path("/photos/vögel"),
@@ -21,6 +21,7 @@ CATALOG = Catalog(
     broken=[Broken("x\ny.jpg", "truncated"), Broken("z.jpg", "empty file")],
     duplicates=[Duplicate("q,r.jpg", "a.jpg")],
     notes=["a note", "another"],
+    roles=np.array([Role.CORRECTED, Role.NEW, Role.REPLAYED], np.uint8),
 )
 
 
@@ -29,7 +30,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     loaded = Catalog.load(tmp_path / "run=1")
     for name in ("root", "paths", "label_names", "broken", "duplicates", "notes"):
         assert getattr(loaded, name) == getattr(CATALOG, name), name
-    for name in ("keys", "labels", "sizes"):
+    for name in ("keys", "labels", "sizes", "roles"):
         found, wanted = getattr(loaded, name), getattr(CATALOG, name)
         assert found.dtype == wanted.dtype and (found == wanted).all(), name
     assert loaded.digest() == CATALOG.digest()
@@ -44,9 +45,16 @@ def test_an_empty_catalog_survives_too(tmp_path: Path) -> None:
     assert len(Catalog.load(tmp_path)) == 0
 
 
+def test_a_catalog_that_was_saved_without_roles_has_new_images(tmp_path: Path) -> None:
+    file = CATALOG.save(tmp_path)
+    pq.write_table(pq.read_table(file).drop_columns(["role"]), file)
+    assert Catalog.load(tmp_path).roles.tolist() == [Role.NEW] * 3
+
+
 def test_the_table_is_readable_by_others(tmp_path: Path) -> None:
     table = pq.read_table(CATALOG.save(tmp_path))
-    assert table.schema.names == ["path", "key", "label", "width", "height"]
+    assert table.schema.names == ["path", "key", "label", "width", "height", "role"]
+    assert table["role"].to_pylist() == ["corrected", "new", "replayed"]
     assert table["label"].to_pylist() == ["dog", None, "cat\n"]
     assert table["key"].to_pylist() == [2**64 - 1, 0, 7]
 

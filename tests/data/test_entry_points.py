@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from partgcd.cli.classify import find_images
 from partgcd.config.errors import UserError
+from partgcd.continual.annotations import read_said
 from partgcd.continual.intake import look_through
-from partgcd.continual.told import read_said
 from partgcd.data.names import clean_label, printable
 from partgcd.data.scan import Listing, scan
 from partgcd.data.spellings import tidy

@@ -93,7 +93,7 @@ def test_answers_lean_and_what_they_are_made_of_does_not(parts: PartModel, token
     model = make_model()
     model.start_part_prototypes(model.prototypes.weight.detach().clone())
     before = answer(model, parts, tokens)
-    model.lean_by(torch.tensor([0.0, -1.0, 0.0, 0.0, 0.0]))
+    model.set_logit_adjustment(torch.tensor([0.0, -1.0, 0.0, 0.0, 0.0]))
     after = answer(model, parts, tokens)
     for plain, leaning in ((before.overall, after.overall), (before.part, after.part)):
         assert plain is not None and leaning is not None

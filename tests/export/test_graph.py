@@ -50,7 +50,7 @@ def test_a_convolutional_one_does_too(conv: tuple[Graph, Any], batch: int) -> No
 
 def test_a_leaning_one_does_too(graph: Graph) -> None:
     leaning = copy.deepcopy(graph)
-    leaning.model.lean_by(torch.linspace(-2, 0, leaning.model.prototypes.weight.shape[0]))
+    leaning.model.set_logit_adjustment(torch.linspace(-2, 0, leaning.model.prototypes.weight.shape[0]))
     pixels = pixels_of(8)
     assert (
         np.abs(torch_answers(leaning, pixels, 8)["fused"] - torch_answers(graph, pixels, 8)["fused"]).max()

@@ -10,10 +10,10 @@ from partgcd.export.novelty import (
     NEAREST,
     fit_scale,
     joint_features,
+    knn_distance,
     left_out_ratios,
     log_ratio,
     novelty,
-    remoteness,
     threshold,
 )
 from partgcd.parts.bank import GMMBank
@@ -137,16 +137,16 @@ def test_remoteness_is_one_minus_the_mean_cosine_to_the_nearest() -> None:
     )
     cosine = features @ remembered.T
     expected = 1 - cosine.sort(dim=1, descending=True).values[:, :NEAREST].mean(dim=1)
-    found, nearest = remoteness(features, remembered)
+    found, nearest = knn_distance(features, remembered)
     assert torch.allclose(found, expected, atol=1e-6) and torch.equal(nearest, cosine.argmax(dim=1))
     own = torch.full((9,), -1)
     own[4] = 4
-    found, nearest = remoteness(remembered, remembered, own)
+    found, nearest = knn_distance(remembered, remembered, own)
     others = torch.cat([remembered[:4], remembered[5:]])
-    assert float(found[4]) == pytest.approx(float(remoteness(remembered[4:5], others)[0][0]), abs=1e-6)
+    assert float(found[4]) == pytest.approx(float(knn_distance(remembered[4:5], others)[0][0]), abs=1e-6)
     assert nearest[4] != 4 and nearest[3] == 3, "an image is not its own company"
-    assert [len(each) for each in remoteness(features[:0], remembered)] == [0, 0]
-    assert torch.isfinite(remoteness(features, remembered[:1])[0]).all()
+    assert [len(each) for each in knn_distance(features[:0], remembered)] == [0, 0]
+    assert torch.isfinite(knn_distance(features, remembered[:1])[0]).all()
 
 
 def test_class_token_and_part_stand_side_by_side() -> None:

@@ -11,7 +11,8 @@ from tiny import TINY, write_photos
 
 from partgcd.config.errors import UserError
 from partgcd.config.load import load_settings
-from partgcd.continual.rediscover import Request, rediscover
+from partgcd.continual.rediscover import rediscover
+from partgcd.continual.request import Request
 from partgcd.discovery.discover import discover
 from partgcd.discovery.task import Task
 from partgcd.export.export import export_run
@@ -87,7 +88,7 @@ def test_a_champion_of_another_method_is_carried_on(
             registry.path, new, promote="always", classes=1, epochs=1, train={"device": "cpu", "threads": 1}
         )
     )
-    assert outcome.code == 0 and outcome.version == 2, outcome.told
+    assert outcome.code == 0 and outcome.version == 2, outcome.summary
     version = registry.version("champion")
     assert version.class_ids[: len(before)] == before
     assert registry.verify() == []

@@ -13,7 +13,7 @@ from PIL import Image
 
 from partgcd.config.errors import UserError
 from partgcd.continual.align import _named
-from partgcd.continual.told import read_said
+from partgcd.continual.annotations import read_said
 from partgcd.export.manifest import ClassEntry
 from partgcd.registry.naming import ClassIds, name_key, resolve, unique_name
 from partgcd.registry.roster import ClassRow

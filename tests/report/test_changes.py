@@ -18,7 +18,7 @@ def changes() -> dict[str, Any]:
         "parent": 3, "classes": {"known": 2, "taught": 1, "new": 1}, "estimate": {"classes": 2}, "passed": False,
         "seconds": 12.5, "moved": 1,
         "photos": {"new": 9, "seen": 1, "copies": 2, "broken": 3, "unfamiliar": 4, "replayed": 5},
-        "checks": [{"name": "agreement", "value": 0.2, "limit": 0.05, "passed": False, "told": "20% moved"}],
+        "checks": [{"name": "agreement", "value": 0.2, "limit": 0.05, "passed": False, "text": "20% moved"}],
         "appeared": [{"id": "c-9", "name": "new-01 near <b>ash</b>", "photos": 4, "coherence": 0.8, "steady": True,
                       "images": [image(0), image(1)], "nearest": [{"name": "ash", "cosine": 0.5}],
                       "came_from": [{"name": "ash", "photos": 3}]}],

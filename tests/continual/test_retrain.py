@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partgcd.continual.candidate import EPOCHS, Parted, epochs_for, part_memory, provisional_name
-from partgcd.continual.carry import Carried
-from partgcd.continual.recall import Memory
+from partgcd.continual.champion import Memory
+from partgcd.continual.retained import Retained
+from partgcd.continual.retrain import EPOCHS, Parted, epochs_for, part_memory, provisional_name
 from partgcd.export.manifest import ClassEntry
 
 
@@ -19,7 +19,7 @@ def parted(held: NDArray[np.bool_], classes: int = 2, each: int = 10) -> Parted:
         np.zeros((count, 1, 1), np.float16), held, np.arange(count, dtype=np.uint64),
     )  # fmt: skip
     entries = [ClassEntry.model_construct(index=index, id=f"c-{index}") for index in range(classes)]
-    return part_memory(memory, Carried(entries, members, list(range(classes)), []))
+    return part_memory(memory, Retained(entries, members, list(range(classes)), []))
 
 
 def test_one_in_five_is_held_out_for_ever() -> None:

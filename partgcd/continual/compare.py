@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from partgcd.cluster.novel_samples import closeness
 from partgcd.config.tree import Settings
-from partgcd.continual.candidate import Parted, Trained
-from partgcd.continual.carry import Carried, Standing
+from partgcd.continual.annotations import HeldOut
+from partgcd.continual.champion import AnsweringModel, Predictions, predict_all, trunk_tokens
 from partgcd.continual.gate import NEW_CLASS, SURE, Check, Measured
 from partgcd.continual.growth import Growth
 from partgcd.continual.intake import Arrivals
 from partgcd.continual.likeness import MANY, UNLIKE, surges, unlikeness
-from partgcd.continual.recall import Asked, Opinion, ask, trunk_tokens
-from partgcd.continual.told import HeldOut
+from partgcd.continual.retained import Reference, Retained
+from partgcd.continual.retrain import Parted, Trained
 from partgcd.data.catalog import Catalog
 from partgcd.registry.overlay import Overlay
 from partgcd.run.world import World
@@ -43,7 +43,7 @@ class Against(NamedTuple):
         beside: pixels [H, 3, S, S] and class of images that a person holds out beside the memory's.
     """
 
-    standing: Standing
+    reference: Reference
     parted: Parted
     familiar: NDArray[np.float64]
     beside: HeldOut | None
@@ -74,70 +74,80 @@ class About(NamedTuple):
 
 def measure(against: Against, settings: Settings, trained: Trained, world: World) -> Measured:
     """Champion and candidate on the remembered and held-out images and the new photos."""
-    standing, parted, familiar, beside = against
-    known, overlay, carried = standing.known, standing.overlay, standing.carried
-    old, total = len(carried.ids), len(trained.records)
-    asked = known.on(world.device).served()
+    reference, parted, familiar, beside = against
+    known, overlay, retained = reference.known, reference.overlay, reference.retained
+    old, total = len(retained.ids), len(trained.records)
+    champion = known.on(world.device).served()
     tokens = [torch.from_numpy(parted.scored.tokens).float()]
     truth = parted.scored_classes
     if beside is not None:
-        tokens.append(trunk_tokens(asked.model, beside[0], world.device))
+        tokens.append(trunk_tokens(champion.model, beside[0], world.device))
         truth = np.concatenate([truth, beside[1]])
     parts = [each for each in tokens if len(each)]
     joined = torch.cat(parts) if parts else torch.empty(0)
     answers = []
-    for model, mixtures in ((asked.model, asked.parts), (trained.fitted.setup.model, trained.fitted.parts)):
+    for model, mixtures in (
+        (champion.model, champion.parts),
+        (trained.fitted.setup.model, trained.fitted.parts),
+    ):
         if not len(joined):
             answers.append(np.zeros((0, total), np.float32))
             continue
-        found = ask(
-            Asked(model, mixtures, None, settings), lambda rows: joined[rows].to(world.device), len(joined),
+        found = predict_all(
+            AnsweringModel(model, mixtures, None, settings), lambda rows: joined[rows].to(world.device), len(joined),
             trained.fitted.setup.autocast, lambda done, all_: world.progress("gate", done, all_),
         )  # fmt: skip
         answers.append(
-            _columns(overlay, carried, found, total) if model is asked.model else found.fused.numpy()
+            _columns(overlay, retained, found, total) if model is champion.model else found.fused.numpy()
         )
-    fresh = np.flatnonzero(standing.labels < 0)
+    fresh = np.flatnonzero(reference.labels < 0)
     seen = trained.fused[fresh]
     return Measured(
         (answers[0], answers[1], truth),
-        (_columns(overlay, carried, standing.spoken, total)[fresh], seen),
-        standing.spoken.novelty.numpy()[fresh] > known.bundle.manifest.novelty.threshold,
+        (_columns(overlay, retained, reference.served, total)[fresh], seen),
+        reference.served.novelty.numpy()[fresh] > known.bundle.manifest.novelty.threshold,
         familiar >= _NEAR,
         trained.coherence.tolist(),
         [record.name for record in trained.records],
         old,
-        len(carried.taught),
+        len(retained.taught),
     )
 
 
-def _columns(overlay: Overlay, carried: Carried, opinion: Opinion, total: int) -> NDArray[np.float32]:
+def _columns(
+    overlay: Overlay, retained: Retained, predictions: Predictions, total: int
+) -> NDArray[np.float32]:
     """The champion's probabilities [N, total] over the candidate's columns; new classes have none."""
-    answers = overlay(opinion.fused.numpy(), opinion.cls.numpy())
+    answers = overlay(predictions.fused.numpy(), predictions.cls.numpy())
     places = {entry.id: entry.index for entry in overlay.classes}
     found = np.zeros((len(answers), total), dtype=np.float32)
-    found[:, : len(carried.classes)] = answers[:, [places[entry.id] for entry in carried.classes]]
+    found[:, : len(retained.classes)] = answers[:, [places[entry.id] for entry in retained.classes]]
     return found
 
 
 def describe_changes(
-    judged: Judged, carried: Carried, catalog: Catalog, growth: Growth, arrivals: Arrivals, about: About
+    judged: Judged,
+    retained: Retained,
+    catalog: Catalog,
+    growth: Growth,
+    arrivals: Arrivals,
+    about: About,
 ) -> dict[str, Any]:
     """Everything the change report tells, as plain values. Images are named by path and row of the catalog."""
     found, trained, checks = judged.measured, judged.trained, judged.checks
     known, old, records = found.old - found.taught, found.old, trained.records
     fresh = np.flatnonzero(catalog.labels < 0)
     before, after = found.seen
-    told, sure = after.argmax(axis=1), after.max(axis=1)
+    answers, sure = after.argmax(axis=1), after.max(axis=1)
     first, surely = before.argmax(axis=1), before.max(axis=1)
     steady = [check.passed for check in checks if check.name == NEW_CLASS]
     times = surges(
-        np.bincount(told, minlength=len(records))[:known],
-        np.array([entry.labelled + entry.assigned for entry in carried.classes]),
+        np.bincount(answers, minlength=len(records))[:known],
+        np.array([entry.labelled + entry.assigned for entry in retained.classes]),
     )
     appeared, shown, grew = [], [], []
     for record in records:
-        own = np.flatnonzero(told == record.index)
+        own = np.flatnonzero(answers == record.index)
         best = own[np.argsort(-sure[own], kind="stable")][:_PICTURES]
         entry = {
             "id": record.id, "name": record.name, "photos": len(own),
@@ -163,11 +173,11 @@ def describe_changes(
                 strange = own[np.argsort(closeness(remembered, came), kind="stable")][:_PICTURES]
                 entry["images"] = [_image(catalog, int(fresh[row]), float(sure[row])) for row in strange]
             grew.append(entry | {"times": round(many, 2), "unlike": round(unlike, 2), "mixed": mixed})
-    moved = np.flatnonzero((first != told) & (surely >= SURE) & ~found.novel)
+    moved = np.flatnonzero((first != answers) & (surely >= SURE) & ~found.novel)
     moved = moved[np.argsort(-surely[moved], kind="stable")]
     disagreements = [
         {**_image(catalog, int(fresh[row]), float(surely[row])), "before": found.names[first[row]],
-         "now": found.names[told[row]], "now_confidence": round(float(sure[row]), 4)}
+         "now": found.names[answers[row]], "now_confidence": round(float(sure[row]), 4)}
         for row in moved[:_MOST_DISAGREEMENTS]
     ]  # fmt: skip
     return {
@@ -184,7 +194,7 @@ def describe_changes(
         "appeared": appeared,
         "taught": shown,
         "grew": sorted(grew, key=lambda entry: not entry["mixed"]),
-        "dropped": [entry.id for entry in carried.dropped],
+        "dropped": [entry.id for entry in retained.dropped],
         "forgotten": _forgotten(found, records[:known]),
         "moved": len(moved),
         "disagreements": disagreements,

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from partgcd.config.errors import UserError
-from partgcd.continual.carry import Carried
+from partgcd.continual.annotations import Annotations, correct, read_annotations
+from partgcd.continual.champion import Predictions, load_champion
 from partgcd.continual.gate import Margins
 from partgcd.continual.intake import content_key
-from partgcd.continual.recall import Opinion, recall
-from partgcd.continual.rediscover import Outcome, Request, rediscover
-from partgcd.continual.told import Said, correct, read_said
+from partgcd.continual.rediscover import rediscover
+from partgcd.continual.request import Outcome, Request
+from partgcd.continual.retained import Retained
 from partgcd.data.listing import Entry
 from partgcd.export.bundle import EXEMPLARS, open_bundle, read_tensors
 from partgcd.registry.edits import rename
@@ -30,9 +31,9 @@ Photos = Callable[..., Path]
 NAMES = {"ash": "c-1", "c-1": "c-1", "c-2": "c-2"}
 
 
-def contents(said: Said) -> set[int]:
+def contents(annotations: Annotations) -> set[int]:
     """What is to be trained on, each content once."""
-    return set(said.keys.values())
+    return set(annotations.keys.values())
 
 
 @pytest.fixture
@@ -58,12 +59,15 @@ def told(photos: Photos, tmp_path: Path) -> Path:
 
 
 def test_labels_are_ids_whatever_a_folder_is_called_by(told: Path) -> None:
-    said = read_said(told, told, False, NAMES)
-    for entries in (said.entries, said.held):
+    annotations = read_annotations(told, told, False, NAMES)
+    for entries in (annotations.entries, annotations.held):
         assert sorted(str(entry.label) for entry in entries) == ["c-1", "c-1", "c-2"]
         assert all(Path(entry.path).is_absolute() for entry in entries)
-    assert said.lessons == {} and said.unnamed == {"--labelled": ["other"], "--holdout": ["other"]}
-    line = said.left_out()
+    assert annotations.lessons == {} and annotations.unnamed == {
+        "--labelled": ["other"],
+        "--holdout": ["other"],
+    }
+    line = annotations.left_out()
     assert line.count("1 folder of") == 2 and "--labelled ('other') left out" in line
     assert line.count("--teach") == 1, "what is held out can't be taught"
 
@@ -74,13 +78,13 @@ def test_how_folders_were_read_and_what_was_left_out_is_told(
     photos("told/unknown", {3: 2})
     photos("told/@eaDir", {3: 1})
     (tmp_path / "told" / "birch").mkdir()
-    said = read_said(told, None, False, NAMES)
-    assert len(said.entries) == 3
-    line = said.left_out()
+    annotations = read_annotations(told, None, False, NAMES)
+    assert len(annotations.entries) == 3
+    line = annotations.left_out()
     for what in ("unknown (2)", "2 images without a label left out", "without an image: birch", "@eaDir"):
         assert line.count(what) == 1, line
     assert "\n" not in line and line.count("--holdout") == 0
-    assert len(read_said(told, None, False, {**NAMES, "unknown": "c-9"}).entries) == 5, (
+    assert len(read_annotations(told, None, False, {**NAMES, "unknown": "c-9"}).entries) == 5, (
         "a class of that name is one"
     )
 
@@ -91,29 +95,29 @@ def test_classes_in_one_more_folder_are_theirs_and_a_folder_of_folders_is_not_ta
     told.rename(tmp_path / "inner")
     (tmp_path / "told").mkdir()
     (tmp_path / "inner").rename(told / "photos")
-    assert len(read_said(told, told, False, NAMES).entries) == 3
+    assert len(read_annotations(told, told, False, NAMES).entries) == 3
     for kind, name in ((0, "elm"), (1, "fir")):
         photos(f"more/trees/{name}", {kind: 4})
     with pytest.raises(UserError, match="'trees' may be one class or hold several: elm, fir"):
-        read_said(tmp_path / "more", None, True, NAMES)
-    assert sorted(read_said(tmp_path / "more" / "trees", None, True, NAMES).lessons) == ["elm", "fir"]
+        read_annotations(tmp_path / "more", None, True, NAMES)
+    assert sorted(read_annotations(tmp_path / "more" / "trees", None, True, NAMES).lessons) == ["elm", "fir"]
 
 
 def test_a_table_of_labels_finds_its_photos(told: Path, tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("filename,class\nTOLD\\ash\\0-500.png,ash\ntold/other/2-500.png,n/a\n")
-    said = read_said(tmp_path / "l.csv", None, False, NAMES)
-    assert [(Path(entry.path).name, entry.label) for entry in said.entries] == [("0-500.png", "c-1")]
-    assert "n/a (1)" in said.left_out() and "backslashes" in said.left_out()
+    annotations = read_annotations(tmp_path / "l.csv", None, False, NAMES)
+    assert [(Path(entry.path).name, entry.label) for entry in annotations.entries] == [("0-500.png", "c-1")]
+    assert "n/a (1)" in annotations.left_out() and "backslashes" in annotations.left_out()
 
 
 def test_folders_that_name_no_class_are_lessons_where_a_person_says_so(told: Path) -> None:
-    said = read_said(told, None, True, NAMES)
-    assert {name: len(entries) for name, entries in said.lessons.items()} == {"other": 4}
-    assert said.left_out() == "" and len(said.entries) == 3 and said.held == []
-    assert len(contents(said)) == 3 + 4
+    annotations = read_annotations(told, None, True, NAMES)
+    assert {name: len(entries) for name, entries in annotations.lessons.items()} == {"other": 4}
+    assert annotations.left_out() == "" and len(annotations.entries) == 3 and annotations.held == []
+    assert len(contents(annotations)) == 3 + 4
     shutil.copy(told / "other" / "2-500.png", told / "other" / "copy.png")
-    assert len(contents(read_said(told, None, True, NAMES))) == 3 + 4, "a copy says nothing new"
-    assert read_said(told, None, True, {"ash": "c-1", "c-2": "c-2", "other": "c-3"}).lessons == {}
+    assert len(contents(read_annotations(told, None, True, NAMES))) == 3 + 4, "a copy says nothing new"
+    assert read_annotations(told, None, True, {"ash": "c-1", "c-2": "c-2", "other": "c-3"}).lessons == {}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_what_can_not_be_taught_is_one_line(
     told: Path, tmp_path: Path, folder: str | None, teaches: bool, names: dict[str, str], says: str
 ) -> None:
     with pytest.raises(UserError, match=says) as caught:
-        read_said(tmp_path / folder if folder else None, None, teaches, names)
+        read_annotations(tmp_path / folder if folder else None, None, teaches, names)
     assert "\n" not in str(caught.value)
 
 
@@ -141,8 +145,8 @@ def test_a_class_is_taught_by_example_and_the_others_keep_their_ids(
     new = photos("new", {0: 6, 4: 8})
     photos("told/oak", {4: 6}, 700)
     outcome = teach(new, tmp_path / "told", epochs=4)
-    assert outcome.code == 0 and outcome.new_classes == 0, outcome.told
-    assert "0 new classes in 14 new photos beside 1 that was taught" in outcome.told
+    assert outcome.code == 0 and outcome.new_classes == 0, outcome.summary
+    assert "0 new classes in 14 new photos beside 1 that was taught" in outcome.summary
     version = registry.version("champion")
     assert version.class_ids[:3] == before and len(version.class_ids) == 4
     rows = {row.id: row for row in list_classes(registry)}
@@ -155,7 +159,7 @@ def test_a_class_is_taught_by_example_and_the_others_keep_their_ids(
     assert all(Path(image["path"]).name.startswith("4-") for image in shown["images"])
     page = (version.path / "changes.html").read_text()
     assert "Classes that were taught" in page and "6 examples" in page
-    assert teach(new, tmp_path / "told").told.startswith("nothing new"), "oak is a class by now"
+    assert teach(new, tmp_path / "told").summary.startswith("nothing new"), "oak is a class by now"
 
 
 def test_a_class_is_taught_without_a_new_photo_and_what_was_remembered_as_another_is_let_go(
@@ -166,12 +170,12 @@ def test_a_class_is_taught_without_a_new_photo_and_what_was_remembered_as_anothe
     (tmp_path / "told" / "oak").mkdir(parents=True)
     for photo in sorted((root / "unlabelled").glob("2-*"))[:5]:
         shutil.copy(photo, tmp_path / "told" / "oak")
-    said = read_said(tmp_path / "told", None, True, {})
-    shown = contents(said)
-    memory = recall(open_bundle(registry.resolve("champion"))).memory
+    annotations = read_annotations(tmp_path / "told", None, True, {})
+    shown = contents(annotations)
+    memory = load_champion(open_bundle(registry.resolve("champion"))).memory
     assert shown & set(memory.keys.tolist()), "else nothing is to be let go"
     outcome = teach(old, tmp_path / "told", classes=None)
-    assert outcome.code == 0 and "in 0 new photos beside 1 that was taught" in outcome.told
+    assert outcome.code == 0 and "in 0 new photos beside 1 that was taught" in outcome.summary
     bundle = open_bundle(registry.resolve("champion"))
     found = read_tensors(bundle, EXEMPLARS)
     oak = next(entry.index for entry in bundle.manifest.classes if entry.name == "oak")
@@ -201,10 +205,10 @@ def test_what_a_person_gives_to_another_class_is_remembered_as_the_old_one_no_mo
     (tmp_path / "told" / "birch").mkdir(parents=True)
     for photo in sorted((root / "ash").iterdir())[:3]:
         shutil.copy(photo, tmp_path / "told" / "birch")
-    said = read_said(tmp_path / "told", None, False, {"birch": "c-2"})
-    moved = contents(said)
+    annotations = read_annotations(tmp_path / "told", None, False, {"birch": "c-2"})
+    moved = contents(annotations)
     outcome = teach(photos("new", {0: 6, 4: 10}), tmp_path / "told", teach=False, classes=1)
-    assert outcome.code == 0, outcome.told
+    assert outcome.code == 0, outcome.summary
     bundle = open_bundle(registry.resolve("champion"))
     found = read_tensors(bundle, EXEMPLARS)
     birch = next(entry.index for entry in bundle.manifest.classes if entry.name == "birch")
@@ -222,10 +226,10 @@ def test_corrections_alone_are_learned_once(
     for photo in sorted((root / "ash").iterdir())[:3]:
         shutil.copy(photo, tmp_path / "told" / "birch")
     outcome = teach(old, tmp_path / "told", teach=False)
-    assert outcome.code == 0 and outcome.version == 2, outcome.told
-    assert "0 new classes in 0 new photos; 3 labelled images were new" in outcome.told
+    assert outcome.code == 0 and outcome.version == 2, outcome.summary
+    assert "0 new classes in 0 new photos; 3 labelled images were new" in outcome.summary
     assert registry.version("champion").class_ids == before and registry.verify() == []
-    assert teach(old, tmp_path / "told", teach=False).told.startswith("nothing new")
+    assert teach(old, tmp_path / "told", teach=False).summary.startswith("nothing new")
     assert registry.aliases()["champion"] == 2
 
 
@@ -234,7 +238,7 @@ def test_labelled_images_that_the_champion_knows_are_no_news(
 ) -> None:
     root = trained.path.parent / "photos"
     old = shutil.copytree(root, tmp_path / "old")
-    memory = recall(open_bundle(registry.resolve("champion"))).memory
+    memory = load_champion(open_bundle(registry.resolve("champion"))).memory
     told = set(memory.keys[memory.labelled].tolist())
     (tmp_path / "told" / "ash").mkdir(parents=True)
     kept = [photo for photo in sorted((root / "ash").iterdir()) if content_key(photo.read_bytes()) in told]
@@ -242,17 +246,19 @@ def test_labelled_images_that_the_champion_knows_are_no_news(
         shutil.copy(photo, tmp_path / "told" / "ash")
     outcome = teach(old, tmp_path / "told", teach=False)
     assert kept and outcome.code == 0 and outcome.version is None
-    assert outcome.told == "nothing new: no new photo, and the champion knows all that the labelled ones say"
+    assert (
+        outcome.summary == "nothing new: no new photo, and the champion knows all that the labelled ones say"
+    )
     assert registry.aliases() == {"champion": 1}
 
 
 def test_a_class_whose_every_image_is_given_away_keeps_them(registry: Registry, trained: RunFolder) -> None:
-    known = recall(open_bundle(registry.resolve("champion")))
+    known = load_champion(open_bundle(registry.resolve("champion")))
     classes = known.bundle.manifest.classes
     memory = known.memory
     count = len(memory.keys)
-    opinion = Opinion(torch.zeros(count, 3), torch.zeros(count, 4), None, torch.zeros(count))
-    carried = Carried(list(classes), memory.classes, [0, 1, 2], [])
+    predictions = Predictions(torch.zeros(count, 3), torch.zeros(count, 4), None, torch.zeros(count))
+    retained = Retained(list(classes), memory.classes, [0, 1, 2], [])
     root = trained.path.parent / "photos"
     ash, birch = (
         [Entry(str(photo), classes[1 - side].id) for photo in sorted((root / name).iterdir())]
@@ -260,19 +266,19 @@ def test_a_class_whose_every_image_is_given_away_keeps_them(registry: Registry, 
     )
     labelled = memory.labelled & (memory.classes == 0)
 
-    def said(entries: list[Entry]) -> Said:
+    def annotations(entries: list[Entry]) -> Annotations:
         keys = {entry.path: content_key(Path(entry.path).read_bytes()) for entry in entries}
-        return Said(entries, [], {}, {}, keys)
+        return Annotations(entries, [], {}, {}, keys)
 
-    after, told, less = correct(said(ash), known, opinion, carried)
+    after, told, less = correct(annotations(ash), known, predictions, retained)
     lost = count - len(after.memory.keys)
     assert lost in (0, int(labelled.sum())) and len(less.members) == len(told.novelty) == count - lost
     assert (after.memory.classes == 0).any(), "something is left to hold on to"
-    some, _, _ = correct(said(ash[:2]), known, opinion, carried)
+    some, _, _ = correct(annotations(ash[:2]), known, predictions, retained)
     assert len(some.memory.keys) == count - 2
     right = [Entry(entry.path, classes[0].id) for entry in ash]
-    assert len(correct(said(right), known, opinion, carried)[0].memory.keys) == count
-    assert len(correct(said(birch[:1]), known, opinion, carried)[0].memory.keys) == count - 1
+    assert len(correct(annotations(right), known, predictions, retained)[0].memory.keys) == count
+    assert len(correct(annotations(birch[:1]), known, predictions, retained)[0].memory.keys) == count - 1
 
 
 def test_too_few_usable_examples_leave_the_champion_alone(
@@ -288,7 +294,7 @@ def test_too_few_usable_examples_leave_the_champion_alone(
 
 
 def test_what_is_asked_elsewhere_leaves_what_a_training_starts_with_in_place(registry: Registry) -> None:
-    known = recall(open_bundle(registry.resolve("champion")))
+    known = load_champion(open_bundle(registry.resolve("champion")))
     assert known.on(torch.device("cpu")) is known
     there = known.on(torch.device("meta"))
     assert there.parts is not None and there.scale is not None

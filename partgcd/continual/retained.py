@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from partgcd.continual.recall import Known, Opinion
+from partgcd.continual.champion import ChampionModel, Predictions
 from partgcd.export.manifest import ClassEntry
 from partgcd.parts.bank import GMMBank
 from partgcd.registry.overlay import Overlay
 
 
 @dataclass(frozen=True)
-class Carried:
+class Retained:
     """The classes that go on, with what people decided about them built in.
 
     Attributes:
@@ -44,26 +44,26 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Reference:
     """A champion before a training goes on from it.
 
     Attributes:
         exemplars: its opinion of its memory.
-        opinion: its opinion of the N images at hand, new photos and remembered ones.
-        spoken: what its bundle answers of them, which may lean.
+        predictions: its opinion of the N images at hand, new photos and remembered ones.
+        served: what its bundle answers of them, with its logit adjustment.
         labels: [N] class index of remembered images, -1 for new photos.
     """
 
-    known: Known
+    known: ChampionModel
     overlay: Overlay
-    carried: Carried
-    exemplars: Opinion
-    opinion: Opinion
-    spoken: Opinion
+    retained: Retained
+    exemplars: Predictions
+    predictions: Predictions
+    served: Predictions
     labels: NDArray[np.int64]
 
 
-def carried_classes(known: Known, overlay: Overlay, exemplars: Opinion) -> Carried:
+def retained_classes(known: ChampionModel, overlay: Overlay, exemplars: Predictions) -> Retained:
     """Which classes go on: those that the overlay answers with and that have an exemplar to be held to.
 
     Args:
@@ -71,9 +71,9 @@ def carried_classes(known: Known, overlay: Overlay, exemplars: Opinion) -> Carri
     """
     memory = known.memory
     columns = len(known.bundle.manifest.classes)
-    told = np.zeros((len(memory.classes), columns), dtype=np.float32)
-    told[np.arange(len(told)), memory.classes] = 1.0
-    places = overlay(told, exemplars.cls.numpy()).argmax(axis=1)
+    one_hot = np.zeros((len(memory.classes), columns), dtype=np.float32)
+    one_hot[np.arange(len(one_hot)), memory.classes] = 1.0
+    places = overlay(one_hot, exemplars.cls.numpy()).argmax(axis=1)
     by_id = {entry.id: entry.index for entry in known.bundle.manifest.classes}
     keep = [entry for entry in overlay.classes if (places == entry.index).any()]
     renumbered = {entry.index: index for index, entry in enumerate(keep)}
@@ -83,11 +83,14 @@ def carried_classes(known: Known, overlay: Overlay, exemplars: Opinion) -> Carri
         own = memory.classes[places == entry.index]
         sources.append(by_id.get(entry.id, int(np.bincount(own).argmax())))
     classes = [entry.model_copy(update={"index": index}) for index, entry in enumerate(keep)]
-    return Carried(classes, members, sources, [entry for entry in overlay.classes if entry not in keep])
+    return Retained(classes, members, sources, [entry for entry in overlay.classes if entry not in keep])
 
 
 def start_tensors(
-    known: Known, carried: Carried, exemplars: Opinion, clusters: list[tuple[Tensor, Tensor | None]]
+    known: ChampionModel,
+    retained: Retained,
+    exemplars: Predictions,
+    clusters: list[tuple[Tensor, Tensor | None]],
 ) -> tuple[dict[str, Tensor], GMMBank | None]:
     """Everything trained and the bank, with a row for each class that goes on and for each cluster.
 
@@ -102,13 +105,13 @@ def start_tensors(
         weight = tensors[name]
         norm = weight.norm(dim=1).mean()
         rows = []
-        for index, (entry, source) in enumerate(zip(carried.classes, carried.sources, strict=True)):
+        for index, (entry, source) in enumerate(zip(retained.classes, retained.sources, strict=True)):
             same = known.bundle.manifest.classes[source].id == entry.id
-            whole = np.unique(known.memory.classes[carried.members == index])
+            whole = np.unique(known.memory.classes[retained.members == index])
             if same and len(whole) == 1:
                 rows.append(weight[source])
             else:  # merged or split: its exemplars say where it lies
-                mean = own[torch.from_numpy(carried.members == index)].mean(dim=0)
+                mean = own[torch.from_numpy(retained.members == index)].mean(dim=0)
                 rows.append(normalize(mean, dim=0) * norm)
         for whole_centre, part_centre in clusters:
             centre = whole_centre if name == "prototypes.weight" or part_centre is None else part_centre
@@ -117,7 +120,7 @@ def start_tensors(
     if known.parts is None:
         return tensors, None
     bank = known.parts.bank
-    old = bank.select(torch.tensor(carried.sources, dtype=torch.long))
+    old = bank.select(torch.tensor(retained.sources, dtype=torch.long))
     new = GMMBank.all_shared(bank.shared, len(clusters))
     joined = GMMBank(
         torch.cat([old.log_pi, new.log_pi]), torch.cat([old.mu, new.mu]), torch.cat([old.var, new.var]),
@@ -126,11 +129,11 @@ def start_tensors(
     return tensors, joined
 
 
-def targets_of(overlay: Overlay, carried: Carried, opinion: Opinion, classes: int) -> Tensor:
+def targets_of(overlay: Overlay, retained: Retained, predictions: Predictions, classes: int) -> Tensor:
     """What the champion says of N images, over ``classes`` columns of the next model: [N, classes]."""
-    answers = overlay(opinion.fused.numpy(), opinion.cls.numpy())
+    answers = overlay(predictions.fused.numpy(), predictions.cls.numpy())
     places = {entry.id: entry.index for entry in overlay.classes}
-    picked = [places[entry.id] for entry in carried.classes]
+    picked = [places[entry.id] for entry in retained.classes]
     targets = np.zeros((len(answers), classes), dtype=np.float32)
     targets[:, : len(picked)] = answers[:, picked]
     targets /= np.maximum(targets.sum(axis=1, keepdims=True), 1e-6)

@@ -26,10 +26,6 @@ _BATCH = 128
 _VIEWS = 32
 
 
-REPLAYED = "replay/"
-"""What paths of remembered images begin with in a catalog: no file is there."""
-
-
 @dataclass(frozen=True)
 class Memory:
     """The exemplars of a bundle.
@@ -59,13 +55,13 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What a champion knows, ready to be asked and to be trained on. On the CPU where `recall` gives it.
+class ChampionModel:
+    """What a champion knows, ready to be asked and to be trained on. On the CPU where `load_champion` gives it.
 
     Attributes:
-        model: as it was trained: it does not lean, as training goes on from what it found and not from what it is
-            made to say.
-        lean: [C] of its answers; None for none.
+        model: as it was trained: without the logit adjustment, as training goes on from what it found and not from what
+            it is made to say.
+        logit_adjustment: [C] of its answers; None for none.
     """
 
     bundle: Bundle
@@ -74,17 +70,17 @@ class Known:
     parts: PartModel | None
     scale: RatioScale | None
     memory: Memory
-    lean: Tensor | None = None
+    logit_adjustment: Tensor | None = None
 
-    def served(self) -> Known:
+    def served(self) -> ChampionModel:
         """The same as its bundle answers."""
-        if self.lean is None:
+        if self.logit_adjustment is None:
             return self
         model = copy.deepcopy(self.model)
-        model.lean_by(self.lean.to(model.prototypes.weight.device))
+        model.set_logit_adjustment(self.logit_adjustment.to(model.prototypes.weight.device))
         return replace(self, model=model)
 
-    def on(self, device: torch.device) -> Known:
+    def on(self, device: torch.device) -> ChampionModel:
         """The same to be asked on ``device``; what a training starts with stays where it is."""
         if device.type == "cpu":
             return self
@@ -100,7 +96,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Opinion:
+class Predictions:
     """What a model says of N images.
 
     Attributes:
@@ -119,13 +115,13 @@ class Opinion:
         """What images are clustered by, [N, F] unit norm."""
         return joint_features(self.cls, self.part)
 
-    def rows(self, picked: Tensor) -> Opinion:
+    def rows(self, picked: Tensor) -> Predictions:
         """What it says of the images ``picked``: [N] bool, or row numbers."""
         part = self.part[picked] if self.part is not None else None
-        return Opinion(self.fused[picked], self.cls[picked], part, self.novelty[picked])
+        return Predictions(self.fused[picked], self.cls[picked], part, self.novelty[picked])
 
 
-def recall(bundle: Bundle, weights: Path | None = None) -> Known:
+def load_champion(bundle: Bundle, weights: Path | None = None) -> ChampionModel:
     """Bring a bundle back to torch.
 
     Args:
@@ -149,17 +145,25 @@ def recall(bundle: Bundle, weights: Path | None = None) -> Known:
         scale = RatioScale(tensors.pop("novelty.mean"), tensors.pop("novelty.std"))
     about = {"name": manifest.backbone.name, "weights": manifest.backbone.weights}
     model, parts = rebuild(settings, about, tensors)
-    lean, model.lean = model.lean, None
+    adjustment, model.logit_adjustment = model.logit_adjustment, None
     found = read_tensors(bundle, EXEMPLARS)
     keys = found["keys"].astype(np.uint64)
     memory = Memory(
         keys, found["classes"].astype(np.int64), found["labelled"].astype(bool), found["tokens"],
         found.get("held", np.zeros(len(keys))).astype(bool), found.get("seen", keys).astype(np.uint64),
     )  # fmt: skip
-    return Known(bundle, settings, model, parts, scale, memory, lean.detach() if lean is not None else None)
+    return ChampionModel(
+        bundle,
+        settings,
+        model,
+        parts,
+        scale,
+        memory,
+        adjustment.detach() if adjustment is not None else None,
+    )
 
 
-class Asked(NamedTuple):
+class AnsweringModel(NamedTuple):
     """A model that is asked, on its device; without a scale novelty is of its probabilities alone."""
 
     model: DiscoveryModel
@@ -168,24 +172,24 @@ class Asked(NamedTuple):
     settings: Settings
 
     @classmethod
-    def of(cls, known: Known, settings: Settings) -> Asked:
+    def of(cls, known: ChampionModel, settings: Settings) -> AnsweringModel:
         """What a champion knows, asked under ``settings``."""
         return cls(known.model, known.parts, known.scale, settings)
 
 
 @torch.no_grad()
-def ask(
-    asked: Asked,
+def predict_all(
+    answering: AnsweringModel,
     read: Callable[[NDArray[np.int64]], Tensor],
     images: int,
     autocast: Callable[[], AbstractContextManager[object]] = torch.no_grad,
     tick: Callable[[int, int], None] = lambda done, total: None,
-) -> Opinion:
+) -> Predictions:
     """What a model says of so many ``images``, whose trunk tokens ``read`` gives, by row, on its device.
 
     Results are on the CPU.
     """
-    model, parts, scale, settings = asked
+    model, parts, scale, settings = answering
     rows = np.arange(images)
     fused, cls, part, scores = [], [], [], []
     model.eval()
@@ -209,10 +213,10 @@ def ask(
         if found.feature is not None:
             part.append(normalize(found.feature.float(), dim=1).cpu())
     tick(len(rows), len(rows))
-    return Opinion(torch.cat(fused), torch.cat(cls), torch.cat(part) if part else None, torch.cat(scores))
+    return Predictions(torch.cat(fused), torch.cat(cls), torch.cat(part) if part else None, torch.cat(scores))
 
 
-def recalled_tokens(memory: Memory, rows: NDArray[np.int64]) -> Tensor:
+def replayed_tokens(memory: Memory, rows: NDArray[np.int64]) -> Tensor:
     """Trunk tokens [B, T, Dt] of remembered images."""
     return torch.from_numpy(memory.tokens[rows]).float()
 

@@ -17,11 +17,11 @@ from torch.nn.functional import normalize
 
 from partgcd.config.errors import UserError
 from partgcd.config.tree import Settings
-from partgcd.continual.carry import Carried
+from partgcd.continual.champion import ChampionModel, Predictions
 from partgcd.continual.growth import SMALLEST
 from partgcd.continual.intake import Reader
-from partgcd.continual.recall import REPLAYED, Known, Opinion
-from partgcd.data.catalog import Catalog
+from partgcd.continual.retained import Retained
+from partgcd.data.catalog import Catalog, Role
 from partgcd.data.decode import BrokenImage
 from partgcd.data.ingest import ingest
 from partgcd.data.listing import ALL_LABELLED, NO_LABELS, Entry, Listing
@@ -37,13 +37,13 @@ HeldOut = tuple[NDArray[np.uint8], NDArray[np.int64]]
 class Remembered(NamedTuple):
     """What a champion knows, its opinion of the images it remembers, and the classes that go on."""
 
-    known: Known
-    exemplars: Opinion
-    carried: Carried
+    known: ChampionModel
+    exemplars: Predictions
+    retained: Retained
 
 
 @dataclass(frozen=True)
-class Said:
+class Annotations:
     """What a person says of photos.
 
     Attributes:
@@ -52,7 +52,7 @@ class Said:
         lessons: images of each class that nobody knew, by the name that it is to have.
         unnamed: names of folders that come to nothing, as no class has them, by the option they came with.
         keys: content key by path, of every image to train on that can be opened.
-        heard: whether the same images of known classes were given to an earlier call.
+        given_before: whether the same images of known classes were given to an earlier call.
         notes: lines on how the folders were read and what was left out there, each with its option.
     """
 
@@ -61,26 +61,26 @@ class Said:
     lessons: dict[str, list[Entry]]
     unnamed: dict[str, list[str]]
     keys: Mapping[str, int]
-    heard: bool = False
+    given_before: bool = False
     notes: tuple[str, ...] = ()
 
     @property
-    def speaks(self) -> bool:
+    def asks_for_version(self) -> bool:
         """Whether it can be a reason for a new version where no photo is new."""
-        return bool(self.lessons) or bool(self.entries and not self.heard)
+        return bool(self.lessons) or bool(self.entries and not self.given_before)
 
     def digest(self) -> str:
         """Of what is to be trained on: contents and classes, whatever the files are called."""
         by_name = {name: list(own) for name, own in self.lessons.items()}
         for entry in self.entries:
             by_name.setdefault(str(entry.label), []).append(entry)
-        told = {
+        contents = {
             (name, self.keys[entry.path])
             for name, entries in by_name.items()
             for entry in entries
             if entry.path in self.keys
         }
-        return hashlib.sha256(json.dumps(sorted(told)).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(sorted(contents)).encode()).hexdigest()
 
     @property
     def images(self) -> int:
@@ -89,23 +89,23 @@ class Said:
 
     def left_out(self) -> str:
         """The folders that come to nothing, and what is to be known of the others, as the end of a line."""
-        told = ""
+        summary = ""
         for option, names in self.unnamed.items():
             what = "folder" if len(names) == 1 else "folders"
             words = first_few([f"'{name}'" for name in names])
-            told += f"; {len(names)} {what} of {option} ({words}) left out, as no class has the name"
+            summary += f"; {len(names)} {what} of {option} ({words}) left out, as no class has the name"
             if option == "--labelled":
-                told += f" (--teach makes {'it one' if len(names) == 1 else 'them classes'})"
-        return told + "".join(f"; {note}" for note in self.notes)
+                summary += f" (--teach makes {'it one' if len(names) == 1 else 'them classes'})"
+        return summary + "".join(f"; {note}" for note in self.notes)
 
 
-def read_said(
+def read_annotations(
     labelled: Path | None,
     holdout: Path | None,
     teaches: bool,
     names: Mapping[str, str],
     reader: Reader | None = None,
-) -> Said:
+) -> Annotations:
     """Look through the folders that a person gives, and read the images that are to be trained on.
 
     Args:
@@ -135,7 +135,7 @@ def read_said(
     unnamed = {"--labelled": [] if teaches else list(others), "--holdout": list(strange)}
     left = {option: words for option, words in unnamed.items() if words}
     keys = _keys([*entries, *(entry for own in lessons.values() for entry in own)], reader or Reader())
-    return Said(entries, held, lessons, left, keys, notes=tuple(notes))
+    return Annotations(entries, held, lessons, left, keys, notes=tuple(notes))
 
 
 def _class_folders(
@@ -177,7 +177,9 @@ def held_out(entries: list[Entry], scratch: Path, settings: Settings, ids: list[
     return pixels[truth >= 0], truth[truth >= 0]
 
 
-def correct(said: Said, known: Known, exemplars: Opinion, carried: Carried) -> Remembered:
+def correct(
+    annotations: Annotations, known: ChampionModel, exemplars: Predictions, retained: Retained
+) -> Remembered:
     """The same without the remembered images that a person gives to another class than the memory has them in.
 
     A class of which nothing would be left keeps all of it: there has to be something to hold on to.
@@ -185,16 +187,22 @@ def correct(said: Said, known: Known, exemplars: Opinion, carried: Carried) -> R
     Args:
         exemplars: the champion's opinion of its memory.
     """
-    given = {said.keys[entry.path]: entry.label for entry in said.entries if entry.path in said.keys}
+    given = {
+        annotations.keys[entry.path]: entry.label
+        for entry in annotations.entries
+        if entry.path in annotations.keys
+    }
     kept = np.ones(len(known.memory.keys), dtype=bool)
-    for index, entry in enumerate(carried.classes):
-        own = np.flatnonzero(carried.members == index)
+    for index, entry in enumerate(retained.classes):
+        own = np.flatnonzero(retained.members == index)
         right = np.array([given.get(int(key), entry.id) == entry.id for key in known.memory.keys[own]])
         kept[own] = right | ~right.any()
-    return _remembering(kept, known, exemplars, carried)
+    return _remembering(kept, known, exemplars, retained)
 
 
-def unheard(catalog: Catalog, answers: NDArray[np.int64], known: Known, carried: Carried) -> int:
+def count_unlearned(
+    catalog: Catalog, answers: NDArray[np.int64], known: ChampionModel, retained: Retained
+) -> int:
     """How many labelled images tell the champion something: it never saw them, or has another answer for them.
 
     Images that it remembers with that label are none of them: it was told, and did not learn it.
@@ -204,18 +212,22 @@ def unheard(catalog: Catalog, answers: NDArray[np.int64], known: Known, carried:
         answers: [N] the champion's class of each of its images, by column of ``carried``.
     """
     memory = known.memory
-    told = {
+    remembered = {
         int(key): int(column)
-        for key, column, labelled in zip(memory.keys, carried.members, memory.labelled, strict=True)
+        for key, column, labelled in zip(memory.keys, retained.members, memory.labelled, strict=True)
         if labelled
     }
     seen = set(memory.seen.tolist())
     return sum(
-        (key not in seen or answer != label) and told.get(key) != label
-        for key, label, answer, path in zip(
-            catalog.keys.tolist(), catalog.labels.tolist(), answers.tolist(), catalog.paths, strict=True
+        (key not in seen or answer != label) and remembered.get(key) != label
+        for key, label, answer, role in zip(
+            catalog.keys.tolist(),
+            catalog.labels.tolist(),
+            answers.tolist(),
+            catalog.roles.tolist(),
+            strict=True,
         )
-        if 0 <= label < len(carried.classes) and not path.startswith(REPLAYED)
+        if role == Role.CORRECTED
     )
 
 
@@ -227,7 +239,7 @@ class Shown(NamedTuple):
 
 
 def teach(
-    lessons: Mapping[str, list[Entry]], ids: list[str], shown: Shown, standing: Remembered, keys: set[int]
+    lessons: Mapping[str, list[Entry]], ids: list[str], shown: Shown, reference: Remembered, keys: set[int]
 ) -> Remembered:
     """Make room for classes that a person shows: columns after those that go on, and a memory without their images.
 
@@ -245,7 +257,7 @@ def teach(
     Raises:
         UserError: a class has too few images that can be decoded.
     """
-    known, exemplars, carried = standing
+    known, exemplars, retained = reference
     counts = [shown.ids.count(each) for each in ids]
     for name, count in zip(lessons, counts, strict=True):
         if count < SMALLEST:
@@ -253,21 +265,23 @@ def teach(
                 f"'{name}' has {count} different photos that can be used, a new class needs {SMALLEST}", 1
             )
     means = _means(shown.joint, np.array([ids.index(each) for each in shown.ids]), len(ids))
-    kept = _kept(known, exemplars, carried, means, keys)
-    first = len(carried.classes)
+    kept = _kept(known, exemplars, retained, means, keys)
+    first = len(retained.classes)
     taught = [
         ClassEntry(index=first + index, id=each, name=name, kind="old", labelled=count, assigned=0)
         for index, (each, name, count) in enumerate(zip(ids, lessons, counts, strict=True))
     ]
-    return _remembering(kept, known, exemplars, replace(carried, taught=taught))
+    return _remembering(kept, known, exemplars, replace(retained, taught=taught))
 
 
-def _remembering(kept: NDArray[np.bool_], known: Known, exemplars: Opinion, carried: Carried) -> Remembered:
+def _remembering(
+    kept: NDArray[np.bool_], known: ChampionModel, exemplars: Predictions, retained: Retained
+) -> Remembered:
     """The same with the remembered images ``kept`` [M] alone."""
     return Remembered(
         replace(known, memory=known.memory.rows(kept)),
         exemplars.rows(torch.from_numpy(kept)),
-        replace(carried, members=carried.members[kept]),
+        replace(retained, members=retained.members[kept]),
     )
 
 
@@ -281,14 +295,18 @@ def _keys(entries: list[Entry], reader: Reader) -> dict[str, int]:
 
 
 def _kept(
-    known: Known, exemplars: Opinion, carried: Carried, means: NDArray[np.float32], keys: set[int]
+    known: ChampionModel,
+    exemplars: Predictions,
+    retained: Retained,
+    means: NDArray[np.float32],
+    keys: set[int],
 ) -> NDArray[np.bool_]:
     """[M] whether an exemplar still stands for its class."""
     memory, joint = known.memory, exemplars.joint.numpy()
     shown = np.array([key in keys for key in memory.keys.tolist()], dtype=bool)
     kept = ~shown
-    for index in range(len(carried.classes)):
-        own = np.flatnonzero(carried.members == index)
+    for index in range(len(retained.classes)):
+        own = np.flatnonzero(retained.members == index)
         mean = _means(joint[own], np.zeros(len(own), dtype=np.int64), 1)[0]
         gap = joint[own] @ mean - (joint[own] @ means.T).max(axis=1)
         gap[memory.labelled[own]] = np.inf

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partgcd.continual.candidate import Trained
-from partgcd.continual.carry import Carried
-from partgcd.continual.changes import About, Judged, describe_changes
+from partgcd.continual.compare import About, Judged, describe_changes
 from partgcd.continual.gate import Margins, Measured, judge
 from partgcd.continual.growth import Growth, Unknown
 from partgcd.continual.intake import Arrivals
+from partgcd.continual.retained import Retained
+from partgcd.continual.retrain import Trained
 from partgcd.data.catalog import Catalog
 from partgcd.data.listing import Listing
 from partgcd.discovery.class_records import ClassRecord, Nearest
@@ -69,8 +69,8 @@ def describe() -> Any:
         arrivals = Arrivals(Listing(Path("/"), [], [], ""), np.zeros(0, np.uint64), 0, 0, 0, 0)
         growth = Growth(1, np.zeros(total, np.int64), Unknown(0.3, 0.1), 1.2)
         judged = Judged(trained, found, judge(found, Margins()), Path("/"))
-        carried = Carried(kept, np.zeros(0, np.int64), [0, 1], [])
-        return describe_changes(judged, carried, catalog, growth, arrivals, About(1, 0, 1.0))
+        retained = Retained(kept, np.zeros(0, np.int64), [0, 1], [])
+        return describe_changes(judged, retained, catalog, growth, arrivals, About(1, 0, 1.0))
 
     return made
 

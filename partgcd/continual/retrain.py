@@ -19,10 +19,10 @@ from torch.nn import Parameter
 from torch.nn.functional import normalize
 
 from partgcd.config.tree import Settings
-from partgcd.continual.carry import Carried, Standing, start_tensors, targets_of
+from partgcd.continual.champion import Memory
 from partgcd.continual.growth import COHERENT, SMALLEST, Growth, coherence
-from partgcd.continual.recall import REPLAYED, Memory
-from partgcd.data.catalog import Catalog
+from partgcd.continual.retained import Reference, Retained, start_tensors, targets_of
+from partgcd.data.catalog import Catalog, Role
 from partgcd.discovery.class_records import ClassRecord, Nearest
 from partgcd.discovery.fit import Fitted, fit
 from partgcd.discovery.outputs import answer_all, write_model, write_outputs
@@ -45,7 +45,7 @@ REFITS = [0.125, 0.25, 0.5, 1.0]
 STRENGTH = 1.0
 """Weight of the term that holds on to former answers."""
 
-LEAN = 0.7
+LOGIT_ADJUSTMENT = 0.7
 """How much likelier than a class that people vouch for one must be that was discovered, to be the answer: e to this.
 
 Among new photos new classes are frequent; later they are classes like others, and people rely on the known ones. Of
@@ -111,66 +111,69 @@ def epochs_for(images: int, batch_size: int) -> int:
     return min(max(EPOCHS, math.ceil(_STEPS / steps)), _MOST_EPOCHS)
 
 
-def part_memory(memory: Memory, carried: Carried) -> Parted:
+def part_memory(memory: Memory, retained: Retained) -> Parted:
     """Hold one in five exemplars of every class out; those that a version before held out stay so."""
     held = memory.held.copy()
     fair = np.zeros(len(held), dtype=bool)
-    for index in range(len(carried.classes)):
-        own = np.flatnonzero(carried.members == index)
+    for index in range(len(retained.classes)):
+        own = np.flatnonzero(retained.members == index)
         wanted = len(own) // _HELD_OF - int(held[own].sum())
         if wanted > 0:
             # Those of people, if there are enough to train on too: only their word is a truth to score against.
             free = own[~held[own]]
-            told = free[memory.labelled[free]]
-            free = told if len(told) >= 2 * wanted else free
+            labelled = free[memory.labelled[free]]
+            free = labelled if len(labelled) >= 2 * wanted else free
             held[free[np.arange(wanted) * len(free) // wanted]] = True
         fair[own] = memory.held[own] if memory.held[own].any() else ~held[own]
-    known = carried.members >= 0
+    known = retained.members >= 0
     picked = (known & ~held, known & held, fair)
-    back, out, scored = ((memory.rows(rows), carried.members[rows]) for rows in picked)
+    back, out, scored = ((memory.rows(rows), retained.members[rows]) for rows in picked)
     return Parted(*back, *out, *scored)
 
 
-def join_catalog(fresh: Catalog, classes: list[str], parted: Parted) -> Catalog:
+def join_catalog(fresh: Catalog, classes: list[str], parted: Parted, taught: int = 0) -> Catalog:
     """Images with pixels, then replayed ones; label names are class ids by column.
 
     Args:
         fresh: new photos, and labelled images with class ids for labels.
-        classes: ids of the classes by column, known ones and those that are shown by example.
+        classes: ids of the classes by column, known ones and then the ``taught`` ones that are shown by example.
     """
     column = {name: index for index, name in enumerate(classes)}
     own = np.array([-1] + [column[name] for name in fresh.label_names], dtype=np.int64)[fresh.labels + 1]
     there = set(fresh.keys.tolist())
     keep = np.array([key not in there for key in parted.replayed.keys.tolist()], dtype=bool)
     keys = parted.replayed.keys[keep]
+    known = len(classes) - taught
+    roles = np.where(own < 0, Role.NEW, np.where(own < known, Role.CORRECTED, Role.TAUGHT))
     return replace(
         fresh,
-        paths=[*fresh.paths, *(f"{REPLAYED}{key:016x}" for key in keys.tolist())],
+        paths=[*fresh.paths, *(f"replay/{key:016x}" for key in keys.tolist())],
         keys=np.concatenate([fresh.keys, keys]),
         labels=np.concatenate([own, parted.replayed_classes[keep]]),
         label_names=classes,
         sizes=np.concatenate([fresh.sizes, np.zeros((len(keys), 2), np.int32)]),
+        roles=np.concatenate([roles, np.full(len(keys), Role.REPLAYED)]).astype(np.uint8),
     )
 
 
 def new_alone(
-    catalog: Catalog, settings: Settings, standing: Standing, growth: Growth
-) -> tuple[Catalog, Settings, Standing, Growth]:
+    catalog: Catalog, settings: Settings, reference: Reference, growth: Growth
+) -> tuple[Catalog, Settings, Reference, Growth]:
     """The same without anything that is remembered, for plain fine-tuning: no label, no refit that needs one."""
-    rows = np.flatnonzero((catalog.labels < 0) & ~np.char.startswith(np.array(catalog.paths), REPLAYED))
+    rows = np.flatnonzero(catalog.roles == Role.NEW)
     picked = torch.from_numpy(rows)
     alone = replace(
         catalog, paths=[catalog.paths[row] for row in rows.tolist()], keys=catalog.keys[rows],
-        labels=catalog.labels[rows], sizes=catalog.sizes[rows],
+        labels=catalog.labels[rows], sizes=catalog.sizes[rows], roles=catalog.roles[rows],
     )  # fmt: skip
     discovery = settings.discovery.model_copy(update={"prototype_refits": []})
     return (
         alone,
         settings.model_copy(update={"discovery": discovery}),
         replace(
-            standing,
-            opinion=standing.opinion.rows(picked),
-            spoken=standing.spoken.rows(picked),
+            reference,
+            predictions=reference.predictions.rows(picked),
+            served=reference.served.rows(picked),
             labels=alone.labels,
         ),
         replace(growth, clusters=growth.clusters[rows]),
@@ -178,7 +181,7 @@ def new_alone(
 
 
 def warm_start(
-    standing: Standing,
+    reference: Reference,
     growth: Growth,
     replay: NDArray[np.float16],
     strength: float = STRENGTH,
@@ -189,8 +192,13 @@ def warm_start(
         replay: trunk tokens of the images without pixels, in the catalog's order.
         strength: of the term against forgetting; 0 leaves it out.
     """
-    known, carried, opinion, labels = standing.known, standing.carried, standing.opinion, standing.labels
-    old, known_classes = len(carried.classes), len(carried.ids)
+    known, retained, predictions, labels = (
+        reference.known,
+        reference.retained,
+        reference.predictions,
+        reference.labels,
+    )
+    old, known_classes = len(retained.classes), len(retained.ids)
     total = known_classes + growth.classes
     clusters: list[tuple[Tensor, Tensor | None]] = []
     for index in range(old, total):
@@ -198,12 +206,13 @@ def warm_start(
         own = labels == index if shown else (growth.clusters == index) & (labels < 0)
         rows = torch.from_numpy(np.flatnonzero(own))
         clusters.append((
-            opinion.cls[rows].mean(dim=0), opinion.part[rows].mean(dim=0) if opinion.part is not None else None
+            predictions.cls[rows].mean(dim=0),
+            predictions.part[rows].mean(dim=0) if predictions.part is not None else None,
         ))  # fmt: skip
-    tensors, bank = start_tensors(known, carried, standing.exemplars, clusters)
+    tensors, bank = start_tensors(known, retained, reference.exemplars, clusters)
     teacher = None
     if strength > 0:
-        targets = targets_of(standing.overlay, carried, opinion, total)
+        targets = targets_of(reference.overlay, retained, predictions, total)
         # Of what is shown as something new the champion knows no better.
         weights = torch.from_numpy(((labels >= 0) & (labels < old)).astype(np.float32))
         unlearned = torch.full((len(labels),), -1)
@@ -230,7 +239,7 @@ class Fresh(NamedTuple):
     numbered: int
 
 
-def train(fresh: Fresh, world: World, start: WarmStart, standing: Standing) -> Trained:
+def train(fresh: Fresh, world: World, start: WarmStart, reference: Reference) -> Trained:
     """Train, drop new classes that came to nothing, and leave a finished run that can be exported.
 
     A class came to nothing if it got too few photos, or ones that do not lie together for the champion. What holds on
@@ -238,16 +247,16 @@ def train(fresh: Fresh, world: World, start: WarmStart, standing: Standing) -> T
     """
     run, settings, catalog, parted, new_ids, numbered = fresh
     fitted = fit(settings, catalog, world, start)
-    carried, memory = standing.carried, standing.known.memory
-    old, unlabelled = len(carried.ids), catalog.labels < 0
+    retained, memory = reference.retained, reference.known.memory
+    old, unlabelled = len(retained.ids), catalog.labels < 0
     answers = answer_all(fitted, settings, world)
-    # Before answers lean: that known classes get the doubtful photos says nothing about the new ones.
-    told = np.where(unlabelled, answers.fused.argmax(axis=1), catalog.labels)
-    together = coherence(standing.opinion.joint.numpy(), told, unlabelled, range(old, start.classes))
+    # Before the logit adjustment: that known classes get the doubtful photos says nothing about the new ones.
+    labels = np.where(unlabelled, answers.fused.argmax(axis=1), catalog.labels)
+    together = coherence(reference.predictions.joint.numpy(), labels, unlabelled, range(old, start.classes))
     kept = np.ones(len(together), dtype=bool)
     if start.teacher is not None:  # plain fine-tuning, which it is compared with, has neither
         kept = together >= COHERENT
-        fitted.setup.model.lean_by(_lean(carried, start.classes).to(world.device))
+        fitted.setup.model.set_logit_adjustment(_logit_adjustment(retained, start.classes).to(world.device))
         answers = answer_all(fitted, settings, world)
     kept &= np.bincount(answers.fused.argmax(axis=1)[unlabelled], minlength=start.classes)[old:] >= SMALLEST
     if not kept.all():
@@ -256,7 +265,7 @@ def train(fresh: Fresh, world: World, start: WarmStart, standing: Standing) -> T
         _renumber(run, keep, start.classes)
         answers = answer_all(fitted, settings, world)
     ids = [each for each, stays in zip(new_ids, kept.tolist(), strict=True) if stays]
-    records = describe(carried, ids, numbered, answers.prototypes, answers.fused.argmax(axis=1), catalog)
+    records = describe(retained, ids, numbered, answers.prototypes, answers.fused.argmax(axis=1), catalog)
     tokens = start.replay if start.replay is not None else np.empty((0, 1, 1), np.float16)
     write_replay(run, Replay(
         tokens, _labelled_of(catalog, parted), memory.seen, parted.held.keys, parted.held_classes, parted.held.labelled,
@@ -278,18 +287,18 @@ def prune(fitted: Fitted, keep: NDArray[np.int64]) -> Fitted:
     for head in (model.prototypes, model.part_prototypes):
         if head is not None:
             head.weight = Parameter(head.weight.detach()[rows])
-    if model.lean is not None:
-        model.lean_by(model.lean.detach()[rows])
+    if model.logit_adjustment is not None:
+        model.set_logit_adjustment(model.logit_adjustment.detach()[rows])
     bank = fitted.bank.select(rows) if fitted.bank is not None else None
     return replace(fitted, bank=bank)
 
 
-def _lean(carried: Carried, classes: int) -> Tensor:
+def _logit_adjustment(retained: Retained, classes: int) -> Tensor:
     """What is added to each class's logit, [classes]: people vouch for those of which they labelled images."""
-    vouched = [entry.kind == "old" for entry in carried.classes] + [True] * len(carried.taught)
-    lean = torch.full((classes,), -LEAN)
-    lean[: len(vouched)][torch.tensor(vouched)] = 0.0
-    return lean
+    vouched = [entry.kind == "old" for entry in retained.classes] + [True] * len(retained.taught)
+    found = torch.full((classes,), -LOGIT_ADJUSTMENT)
+    found[: len(vouched)][torch.tensor(vouched)] = 0.0
+    return found
 
 
 def _renumber(run: RunFolder, keep: NDArray[np.int64], classes: int) -> None:
@@ -308,7 +317,7 @@ def _renumber(run: RunFolder, keep: NDArray[np.int64], classes: int) -> None:
 
 
 def describe(
-    carried: Carried,
+    retained: Retained,
     new_ids: list[str],
     numbered: int,
     prototypes: NDArray[np.float32],
@@ -316,14 +325,14 @@ def describe(
     catalog: Catalog,
 ) -> list[ClassRecord]:
     """Records of all classes: known ones with ids, names and counts carried on, new ones named provisionally."""
-    old, entries = len(carried.classes), [*carried.classes, *carried.taught]
+    old, entries = len(retained.classes), [*retained.classes, *retained.taught]
     came = np.bincount(predicted[catalog.labels < 0], minlength=len(prototypes))
     unit = prototypes / np.maximum(np.linalg.norm(prototypes, axis=1, keepdims=True), 1e-12)
     cosine = unit @ unit[:old].T
     records = []
     for index in range(len(prototypes)):
         near = tuple(
-            Nearest(carried.classes[o].id, carried.classes[o].name, round(float(cosine[index, o]), 4))
+            Nearest(retained.classes[o].id, retained.classes[o].name, round(float(cosine[index, o]), 4))
             for o in np.argsort(-cosine[index], kind="stable").tolist()
             if o != index
         )[:3]
@@ -333,7 +342,7 @@ def describe(
                 index, entry.id, entry.name, entry.kind, entry.labelled, entry.assigned + int(came[index]), near
             ))  # fmt: skip
         else:
-            names = [carried.classes[o].name for o in np.argsort(-cosine[index], kind="stable").tolist()]
+            names = [retained.classes[o].name for o in np.argsort(-cosine[index], kind="stable").tolist()]
             place = index - len(entries)
             name = provisional_name(numbered + place + 1, names)
             records.append(ClassRecord(index, new_ids[place], name, "discovered", 0, int(came[index]), near))
@@ -360,6 +369,6 @@ def mint_ids(count: int, taken: set[str]) -> list[str]:
 
 def _labelled_of(catalog: Catalog, parted: Parted) -> NDArray[np.bool_]:
     """Of the replayed rows, whether a person said what they are."""
-    told = dict(zip(parted.replayed.keys.tolist(), parted.replayed.labelled.tolist(), strict=True))
-    rows = [row for row, path in enumerate(catalog.paths) if path.startswith(REPLAYED)]
-    return np.array([told[int(catalog.keys[row])] for row in rows], dtype=bool)
+    labelled = dict(zip(parted.replayed.keys.tolist(), parted.replayed.labelled.tolist(), strict=True))
+    replayed = catalog.keys[catalog.roles == Role.REPLAYED]
+    return np.array([labelled[key] for key in replayed.tolist()], dtype=bool)
