@@ -9,7 +9,7 @@ DEMO ?= demo
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRA)
 
-.PHONY: install demo test lint clean
+.PHONY: install demo test check lint clean
 
 install: $(STAMP)
 
@@ -35,7 +35,12 @@ demo: install
 	@echo "open $(DEMO)/run/report.html"
 	@echo "serve it: $(BIN)/partgcd serve $(DEMO)/model"
 
+# Kills, several workers, the pages of the guide and real photographs take longer than all else: `check` runs them too.
 test: install lint
+	$(BIN)/partgcd weights fetch offline/vit-small
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TESTERS) --dist loadgroup -m 'not slow and not photos'
+
+check: install lint
 	$(BIN)/partgcd weights fetch offline/vit-small
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TESTERS) --dist loadgroup
 

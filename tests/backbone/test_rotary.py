@@ -108,6 +108,7 @@ def test_what_can_not_be_is_said() -> None:
         load_backbone(random, 50, "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eva02_tiny_patch14_224", "vit_tiny_patch16_dinov3_qkvb"])
 def test_a_run_goes_all_the_way_to_a_bundle(name: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)

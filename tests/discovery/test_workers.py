@@ -208,6 +208,7 @@ def test_a_batch_smaller_than_the_workers_is_refused(photos: Path, settings_of: 
         check_shares(settings_of("train.batch_size=8"), [None] * 36, world)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pool", "epochs"), [(0, 2), (2, 5)])
 def test_a_run_of_two_ranks_is_the_run_of_one(
     tmp_path: Path,

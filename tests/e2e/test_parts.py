@@ -10,6 +10,8 @@ import pytest
 
 from partgcd.backbone.weights import weights_status
 
+pytestmark = pytest.mark.slow
+
 _BACKBONE = "offline/vit-small"
 
 

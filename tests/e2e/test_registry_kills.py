@@ -23,6 +23,8 @@ from partgcd.registry.naming import find_class
 from partgcd.registry.roster import list_classes
 from partgcd.registry.versions import Registry
 
+pytestmark = pytest.mark.slow
+
 LONG_KILLS = int(os.environ.get("PARTGCD_LONG_KILLS", "4"))
 SHORT_KILLS = int(os.environ.get("PARTGCD_SHORT_KILLS", "10"))
 LOOK = ["--new-classes", "1", "--epochs", "2", "--threads", "1", "--device", "cpu", "--promote", "always"]

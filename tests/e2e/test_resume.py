@@ -133,6 +133,7 @@ def go_on(partgcd: Any, case: Case, out: Path, **how: Any) -> Any:
     return partgcd("train", *case.argv, "--out", out, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pool", "fresh"])
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
     name: str, cases: Any, partgcd: Any, tmp_path: Path
@@ -163,6 +164,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
     assert before and after, (before, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fatal",
     [

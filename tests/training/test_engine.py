@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 # One process at a time starts Ray: two at once on two cores miss its time limits.
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow]
 
 Ray = Any
 EPOCHS = 12
