@@ -9,7 +9,7 @@ DEMO ?= demo
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRA)
 
-.PHONY: install demo test check lint clean
+.PHONY: install demo test check lint docs clean
 
 install: $(STAMP)
 
@@ -51,6 +51,11 @@ lint: install
 	rm -rf build $(VENV)/typed
 	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/typed .
 	cd $(VENV) && MYPYPATH=typed bin/mypy --config-file ../pyproject.toml
+
+# A site of docs/ in build/site; a link between its pages that leads nowhere is an error.
+docs: install
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRA),docs]'
+	$(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) $(DEMO)
