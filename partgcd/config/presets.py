@@ -7,6 +7,8 @@ _PAPER: dict[str, object] = {
     "train.epochs": 200,
     "train.batch_size": 128,
     "train.lr": 0.1,
+    "train.block_lr": 1.0,
+    "train.warmup": 0.0,
     "train.view_pool": 0,
     "loss.mean_entropy_weight": 1.0,
     "loss.unsupervised_temperature": 0.07,

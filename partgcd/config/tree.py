@@ -60,6 +60,13 @@ class TrainSettings(Section):
     epochs: int = Field(20, ge=1, description="Passes over as many images as the catalog holds (paper: 200).")
     batch_size: int = Field(32, ge=2, description="Images a step, each in two views (paper: 128).")
     lr: Positive = Field(0.03, description="Peak SGD step size (paper: 0.1).")
+    block_lr: Positive = Field(
+        1.0,
+        description="Step size of the backbone's block as a share of lr, which the heads have (paper: 1).",
+    )
+    warmup: Share = Field(
+        0.0, description="Share of the run over which step sizes rise from nothing, step by step (paper: 0)."
+    )
     lr_floor: Share = Field(
         1e-3, description="Last step size as a share of the peak, cosine per epoch (paper: 1e-3)."
     )

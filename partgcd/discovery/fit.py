@@ -111,9 +111,9 @@ def fit(settings: Settings, catalog: Catalog, world: World, start: WarmStart | N
         seconds["mixtures"] = float(epoch.extra.pop("mixture_seconds", 0.0))
         bank = epoch.bank
         batches = epoch_batches(catalog.labelled, train.batch_size, settings.seed, number)
-        _set_lr(optimiser, learning_rate(number, train))
         begun_steps, images = time.perf_counter(), 0
         for step in range(epoch.step, len(batches)):
+            _set_lr(optimiser, learning_rate(number, train, (step + 1) / len(batches)))
             _step(at, epoch, batches[step], step, len(batches))
             epoch.step = step + 1
             images += len(batches[step])
@@ -148,10 +148,16 @@ def fit(settings: Settings, catalog: Catalog, world: World, start: WarmStart | N
     return Fitted(setup, last.bank, Assignment(last.predicted, last.assigned, last.extra["candidates"]))
 
 
-def learning_rate(epoch: int, train: TrainSettings) -> float:
-    """Cosine from the peak at epoch 1 towards its floor, constant within an epoch."""
-    progress = (epoch - 1) / train.epochs
-    return train.lr * (train.lr_floor + (1 - train.lr_floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+def learning_rate(epoch: int, train: TrainSettings, within: float = 1.0) -> float:
+    """Cosine from the peak at epoch 1 towards its floor, constant within an epoch; until the warm-up is over, a share.
+
+    Args:
+        within: share of the epoch that is done with the step, in (0, 1]; only the warm-up asks for it.
+    """
+    done = (epoch - 1) / train.epochs
+    cosine = train.lr * (train.lr_floor + (1 - train.lr_floor) * 0.5 * (1 + math.cos(math.pi * done)))
+    warm = train.warmup * train.epochs
+    return cosine * min(1.0, (epoch - 1 + within) / warm) if warm > 0 else cosine
 
 
 def _refresh(at: _Place, bank: GMMBank | None, number: int, previous: Tensor | None) -> _Epoch:
@@ -282,19 +288,32 @@ def fill_pool(setup: Setup, catalog: Catalog, epoch: int, settings: Settings, wo
 
 
 def _optimiser(setup: Setup) -> torch.optim.Optimizer:
+    """SGD whose groups say what ``share`` of the step size they take: the block less than the heads, which are new.
+
+    Weights decay where they are matrices.
+    """
     train = setup.settings.train
-    matrices = [value for value in setup.trained if value.ndim > 1]
-    vectors = [value for value in setup.trained if value.ndim <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": train.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum)
+    block = {id(value) for value in setup.model.backbone.parameters()}
+    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = defaultdict(list)
+    for value in setup.trained:
+        groups[id(value) in block, value.ndim > 1].append(value)
+    return torch.optim.SGD(
+        [
+            {
+                "params": values,
+                "weight_decay": train.weight_decay if matrices else 0.0,
+                "share": train.block_lr if of_block else 1.0,
+            }
+            for (of_block, matrices), values in groups.items()
+        ],
+        lr=train.lr,
+        momentum=train.momentum,
+    )
 
 
 def _set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
     for group in optimiser.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["share"]
 
 
 def _state(setup: Setup, optimiser: torch.optim.Optimizer, epoch: _Epoch) -> State:

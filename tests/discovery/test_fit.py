@@ -39,13 +39,54 @@ def world_for(path: Path, data: Path, settings: Settings) -> SoloWorld:
 
 @given(epochs=st.integers(1, 300), peak=st.floats(1e-4, 1.0), floor=st.floats(0.0, 1.0))
 def test_the_step_size_falls_from_its_peak_to_its_floor(epochs: int, peak: float, floor: float) -> None:
-    train = TrainSettings(epochs=epochs, lr=peak, lr_floor=floor)
+    train = TrainSettings(epochs=epochs, lr=peak, lr_floor=floor, warmup=0.0)
     rates = [learning_rate(epoch, train) for epoch in range(1, epochs + 2)]
     assert rates[0] == pytest.approx(peak)
     assert rates[-1] == pytest.approx(peak * floor)  # where an epoch after the last would stand
     assert all(one >= other - 1e-12 for one, other in pairwise(rates))
     if epochs % 2 == 0:
         assert rates[epochs // 2] == pytest.approx(peak * (1 + floor) / 2)
+
+
+@given(epochs=st.integers(1, 60), steps=st.integers(1, 20), warmup=st.floats(0.01, 0.5))
+def test_step_sizes_rise_step_by_step_until_the_warm_up_is_over(
+    epochs: int, steps: int, warmup: float
+) -> None:
+    train, cold = TrainSettings(epochs=epochs, warmup=warmup), TrainSettings(epochs=epochs, warmup=0.0)
+    shares = [
+        learning_rate(epoch, train, (step + 1) / steps) / learning_rate(epoch, cold)
+        for epoch in range(1, epochs + 1)
+        for step in range(steps)
+    ]
+    first = 1 / (warmup * epochs * steps)
+    assert shares[0] == pytest.approx(min(1.0, first))
+    assert all(later >= share - 1e-9 for share, later in pairwise(shares)) and max(shares) <= 1.0
+    over = math.ceil(warmup * epochs * steps + 1e-9)
+    assert shares[over:] == [1.0] * len(shares[over:])
+
+
+def test_the_block_takes_its_share_of_a_step_and_heads_the_whole(
+    tmp_path: Path, photos: Path, settings_of: SettingsOf
+) -> None:
+    """After one step without momentum a tensor has moved by its share of the very same gradient."""
+    moved: dict[float, dict[str, torch.Tensor]] = {}
+    for share in (1.0, 0.25):
+        settings = settings_of(
+            "discovery.method=simgcd", "discovery.classes=4", "train.batch_size=36", "train.epochs=1",
+            "train.weight_decay=0", "train.warmup=0", f"train.block_lr={share}", "discovery.prototype_refits=[]",
+        )  # fmt: skip
+        world = world_for(tmp_path / str(share), photos, settings)
+        catalog = build_catalog(world.folder, settings, world)
+        before = {
+            name: value.clone()
+            for name, value in prepare(settings, catalog, world).model.trainable_state().items()
+        }
+        after = fit(settings, catalog, world).setup.model.trainable_state()
+        moved[share] = {name: after[name] - before[name] for name in before}
+    for name, whole in moved[1.0].items():
+        share = 0.25 if name.startswith("backbone.") else 1.0
+        torch.testing.assert_close(moved[0.25][name], share * whole, rtol=1e-3, atol=1e-6)
+    assert any(float(each.abs().max()) > 1e-5 for name, each in moved[1.0].items() if "backbone." in name)
 
 
 def test_class_sizes_count_the_empty_ones_and_how_even_the_rest_is() -> None:
