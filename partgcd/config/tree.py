@@ -48,7 +48,8 @@ class BackboneSettings(Section):
     name: str = Field(
         "auto",
         description="timm name, 'offline/vit-small', 'offline/efficientnet-lite0', or 'auto': "
-        "DINO ViT-B/16 on a GPU, offline/vit-small on a CPU.",
+        "DINO ViT-B/16 on a GPU; on a CPU the one of the offline backbones whose weights are here in which the photos "
+        "sort best, offline/vit-small where there is nothing to compare.",
     )
     weights: Path | None = Field(
         None, description="Weights file (.safetensors, or .pth read with weights_only)."
@@ -61,11 +62,11 @@ class TrainSettings(Section):
     batch_size: int = Field(32, ge=2, description="Images a step, each in two views (paper: 128).")
     lr: Positive = Field(0.03, description="Peak SGD step size (paper: 0.1).")
     block_lr: Positive = Field(
-        1.0,
+        0.1,
         description="Step size of the backbone's block as a share of lr, which the heads have (paper: 1).",
     )
     warmup: Share = Field(
-        0.0, description="Share of the run over which step sizes rise from nothing, step by step (paper: 0)."
+        0.15, description="Share of the run over which step sizes rise from nothing, step by step (paper: 0)."
     )
     lr_floor: Share = Field(
         1e-3, description="Last step size as a share of the peak, cosine per epoch (paper: 1e-3)."

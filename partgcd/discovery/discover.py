@@ -15,6 +15,7 @@ from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
 from partgcd.data.ingest import ingest
 from partgcd.data.truth import read_truth
+from partgcd.discovery.backbone_choice import choose_backbone
 from partgcd.discovery.evaluate import evaluate_run
 from partgcd.discovery.fit import fit
 from partgcd.discovery.outputs import Answers, answer_all, write_model, write_outputs
@@ -54,6 +55,7 @@ def discover(run: RunFolder, settings: Settings, world: World) -> dict[str, Any]
         catalog = Catalog.load(run.path)
     check_enough(catalog, settings)
     ingested = time.perf_counter()
+    settings = choose_backbone(settings, catalog, world)
     if method.cluster is not None:
         model, answers = cluster_untrained(settings, catalog, world)
         parts = None
