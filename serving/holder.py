@@ -130,7 +130,7 @@ class ModelHolder:
                 raise UserError(f"'{wanted.path}' changed while it was read", 1)
             for each in bare:
                 _warm(each)
-        dressed = tuple(source.dress(each, wanted.path) for each in bare)
+        dressed = tuple(source.dress(each) for each in bare)
         self._bare, self._served, self.predictors, self.refused = bare, wanted, dressed, None
         self.loaded_at, self._replaced = _now(), new
         fields = {"model_version": wanted.version, "seconds": round(time.monotonic() - began, 3)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from partgcd.config.errors import UserError
-from partgcd.export.bundle import DIGEST, open_bundle
+from partgcd.export.bundle import DIGEST
 from partgcd.export.predictor import Predictor
 from partgcd.serving.settings import ServeSettings
 
@@ -47,8 +47,8 @@ class Source(Protocol):
     def current(self) -> Wanted:
         """What should be served. Raises UserError or OSError where that can't be told."""
 
-    def dress(self, predictor: Predictor, path: Path) -> Predictor:
-        """``predictor`` of the bundle in ``path``, with what people decided about its classes."""
+    def dress(self, predictor: Predictor) -> Predictor:
+        """``predictor`` with what people decided about its classes; its bundle's files are not read again."""
 
     def retired(self, class_id: str) -> Retired | None:
         """What became of a class that is not answered with."""
@@ -67,7 +67,7 @@ class BundleSource:
         """See `Source`."""
         return _wanted(self.path)
 
-    def dress(self, predictor: Predictor, path: Path) -> Predictor:
+    def dress(self, predictor: Predictor) -> Predictor:
         """See `Source`: a bundle alone has the names it was exported with."""
         return predictor
 
@@ -96,11 +96,11 @@ class RegistrySource:
         stamp = self.registry.stamp()[1]  # read first: a rename in between is seen the next time
         return _wanted(self.registry.resolve(self.alias), stamp)
 
-    def dress(self, predictor: Predictor, path: Path) -> Predictor:
+    def dress(self, predictor: Predictor) -> Predictor:
         """See `Source`."""
         from partgcd.registry.overlay import overlay_of, with_overlay
 
-        return with_overlay(predictor, overlay_of(open_bundle(path), self._identity()))
+        return with_overlay(predictor, overlay_of(predictor.bundle, self._identity()))
 
     def retired(self, class_id: str) -> Retired | None:
         """See `Source`."""

@@ -18,10 +18,10 @@ from PIL import Image
 from partgcd.config.errors import UserError
 from partgcd.data.decode import BrokenImage, decoded
 from partgcd.data.pixels import evaluation_view
-from partgcd.export.bundle import GRAPH, open_bundle
+from partgcd.export.bundle import GRAPH, Bundle, open_bundle
 from partgcd.export.check import check_interface
 from partgcd.export.graph_names import FEATURE
-from partgcd.export.manifest import ClassEntry, Manifest
+from partgcd.export.manifest import ClassEntry
 from partgcd.export.session import Provider, open_session, run
 from partgcd.parts.tint import tinted
 
@@ -79,9 +79,11 @@ class Failure:
 class Predictor:
     """A bundle ready to answer. Make one with `load`; any number of threads may call it."""
 
-    def __init__(self, session: Any, manifest: Manifest, version: str) -> None:
+    def __init__(self, session: Any, bundle: Bundle) -> None:
+        manifest = bundle.manifest
+        self.bundle = bundle
         self.manifest = manifest
-        self.version = version
+        self.version = bundle.id
         self.classes: list[ClassEntry] = manifest.classes
         self.has_parts = manifest.parts is not None
         self._fold: Fold | None = None
@@ -102,7 +104,7 @@ class Predictor:
         bundle = open_bundle(path)
         session = open_session(bundle.read(GRAPH), threads, provider)
         check_interface(session, bundle.manifest)
-        return cls(session, bundle.manifest, bundle.id)
+        return cls(session, bundle)
 
     def relabelled(self, classes: list[ClassEntry], fold: Fold) -> Predictor:
         """The same graph answering with other classes: names changed, classes joined or split after the graph."""

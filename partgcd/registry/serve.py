@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partgcd.export.bundle import open_bundle
 from partgcd.export.predictor import Predictor
 from partgcd.export.session import Provider
 from partgcd.registry.log import fold, read_log
@@ -28,6 +27,5 @@ def load_predictor(
     if not is_registry(path):
         return Predictor.load(path, threads, provider)
     registry = Registry(path)
-    bundle = registry.resolve(alias)
-    predictor = Predictor.load(bundle, threads, provider)
-    return with_overlay(predictor, overlay_of(open_bundle(bundle), fold(read_log(registry.log))))
+    predictor = Predictor.load(registry.resolve(alias), threads, provider)
+    return with_overlay(predictor, overlay_of(predictor.bundle, fold(read_log(registry.log))))

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from partgcd.cli.classify import find_images
 from partgcd.config.errors import UserError
-from partgcd.continual.annotations import read_said
+from partgcd.continual.annotations import read_annotations
 from partgcd.continual.intake import look_through
 from partgcd.data.names import clean_label, printable
 from partgcd.data.scan import Listing, scan
@@ -217,17 +217,17 @@ def told_sees_the_same(root: Path, listing: Listing, classes: set[str]) -> None:
         event("classes called as folders of classes")
         return
     try:
-        said = read_said(root, root, False, names)
+        annotations = read_annotations(root, root, False, names)
     except UserError as error:
         assert "may be one class or hold several" in str(error)
         event("unclear to who names classes")
         return
-    for entries in (said.entries, said.held):
+    for entries in (annotations.entries, annotations.held):
         assert {entry.path: entry.label for entry in entries} == {
             p: f"c-{label}" for p, label in labelled.items()
         }
     silent = len(listing.entries) - len(labelled)
-    assert silent == 0 or "left out" in said.left_out()
+    assert silent == 0 or "left out" in annotations.left_out()
 
 
 def truth_finds_the_same(root: Path, listing: Listing) -> None:
@@ -384,8 +384,8 @@ def test_every_way_in_finds_the_files_of_a_manifest(rows: list[tuple[str, str, s
         labelled = {path: label for path, label in wanted.items() if label is not None}
         if labelled:
             names = {str(label): f"c-{label}" for label in labelled.values()}
-            said = read_said(file, file, False, names)
-            assert {entry.path for entry in said.entries} == {str(root / path) for path in labelled}
+            annotations = read_annotations(file, file, False, names)
+            assert {entry.path for entry in annotations.entries} == {str(root / path) for path in labelled}
             truth = write_table(root.parent / f"t{dress.suffix}", dress, written, dress.path, "truth")
             assert read_truth(truth, root, FILES) == labelled
         with (

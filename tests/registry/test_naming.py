@@ -13,7 +13,7 @@ from PIL import Image
 
 from partgcd.config.errors import UserError
 from partgcd.continual.align import _named
-from partgcd.continual.annotations import read_said
+from partgcd.continual.annotations import read_annotations
 from partgcd.export.manifest import ClassEntry
 from partgcd.registry.naming import ClassIds, name_key, resolve, unique_name
 from partgcd.registry.roster import ClassRow
@@ -115,11 +115,11 @@ def test_folders_that_mean_two_classes_or_one_twice_are_refused(tmp_path: Path) 
         (tmp_path / "told", None, True),
     ):
         with pytest.raises(UserError, match=r"give an id \(c-5, c-6\)|name one class") as caught:
-            read_said(*words, ClassIds([row("PEAR", "c-5"), row("pear", "c-6")]))
+            read_annotations(*words, ClassIds([row("PEAR", "c-5"), row("pear", "c-6")]))
         assert caught.value.code == 2
-    assert len(read_said(tmp_path / "told", None, False, twice).entries) == 4, "one is called just so"
+    assert len(read_annotations(tmp_path / "told", None, False, twice).entries) == 4, "one is called just so"
     with pytest.raises(UserError, match="'Kiwi' and 'ki-wi' name one class"):
-        read_said(tmp_path / "told", None, True, twice)
+        read_annotations(tmp_path / "told", None, True, twice)
     (tmp_path / "told" / "ki-wi").rename(tmp_path / "told" / "c-0123456789")
     with pytest.raises(UserError, match="looks like a class id"):
-        read_said(tmp_path / "told", None, True, twice)
+        read_annotations(tmp_path / "told", None, True, twice)

@@ -9,6 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from partgcd.config.errors import UserError
+from partgcd.export import bundle as bundles
+from partgcd.registry.edits import rename
 from partgcd.registry.versions import Registry
 from partgcd.serving.settings import ServeSettings
 from partgcd.serving.sources import BundleSource, RegistrySource, open_source
@@ -72,6 +74,20 @@ def test_a_rename_is_answered_at_once_and_kept(
     assert client.get(f"/v1/classes/{top['id']}").json()["name"] == "crimson"
     fresh = client_of(source=registry.path)
     assert fresh.get("/v1/classes").json()["classes"][0]["name"] == "crimson"
+
+
+def test_a_rename_reads_no_file_of_the_bundle_again(
+    registry: Registry, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(source=registry.path)
+    holder = client.app.state.service.holder  # type: ignore[attr-defined]
+    opened, real = [], bundles._opened
+    monkeypatch.setattr(bundles, "_opened", lambda path, name: (opened.append(name), real(path, name))[1])
+    renamed = holder.predictors[0].classes[0].id
+    rename(registry, renamed, "vermilion")
+    holder.refresh()
+    assert next(each.name for each in holder.predictors[0].classes if each.id == renamed) == "vermilion"
+    assert opened == []
 
 
 def test_a_name_that_can_not_be_one_is_refused(registry: Registry, client_of: ClientOf) -> None:
