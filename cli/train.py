@@ -28,7 +28,7 @@ def train(
         str | None, typer.Option(help="partgcd, simgcd, gcd, kmeans, or another of docs/method.md.")
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="timm name or offline/...; auto picks by device.")
+        str | None, typer.Option(help="timm name or offline/...; auto: by device and photos.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights file, .safetensors or .pth.")] = None,
     random_weights: Annotated[

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from partgcd.cluster.metrics import clustering_accuracy
 from partgcd.cluster.semi_kmeans import semi_kmeans
 
-_FEWEST_CLASSES = 4
+FEWEST_CLASSES = 4
+"""Labelled classes of which enough can be hidden."""
 _DRAWS = 4
 _STARTS = 2
 _NEIGHBOURS = 10
@@ -33,7 +34,7 @@ def hidden_class_accuracy(
     known = labels >= 0
     names, labels = np.unique(labels[known], return_inverse=True)
     classes = len(names)
-    if classes < _FEWEST_CLASSES:
+    if classes < FEWEST_CLASSES:
         return None
     features, found = features[known], []
     for number in range(_DRAWS):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from partgcd.backbone.load import load_backbone
 from partgcd.backbone.weights import offline_names, weights_status
-from partgcd.cluster.feature_scores import hidden_class_accuracy, neighbour_structure
+from partgcd.cluster.feature_scores import FEWEST_CLASSES, hidden_class_accuracy, neighbour_structure
 from partgcd.config.tree import Settings
 from partgcd.data.catalog import Catalog
 from partgcd.data.pixels import PixelStore
@@ -63,23 +63,17 @@ def _compared(settings: Settings, catalog: Catalog, names: list[str], world: Wor
     """The best of ``names`` and what it was chosen by, as JSON."""
     began = time.perf_counter()
     apply_threads(settings.train)
-    labelled = _labelled_rows(catalog.labels, settings.seed)
-    scores: dict[str, float] = {}
-    by = "hidden labelled classes"
-    features = _features(settings, labelled, names, world) if len(labelled) else {}
-    for name, own in features.items():
-        found = hidden_class_accuracy(own, catalog.labels[labelled], settings.seed)
-        if found is not None:
-            scores[name] = found
-    if not scores:
-        by = "neighbours in common"
-        rows = _some(np.arange(len(catalog)), settings.seed)
+    labels, seed = catalog.labels, settings.seed
+    if len(np.unique(labels[labels >= 0])) >= FEWEST_CLASSES:
+        by, rows = "hidden labelled classes", _labelled_rows(labels, seed)
+    else:
+        by, rows = "neighbours in common", _some(np.arange(len(catalog)), seed)
         if len(rows) < 3:  # nothing to go by
             return {"name": names[0], "by": by, "scores": {}, "seconds": 0.0}
-        scores = {
-            name: neighbour_structure(own, settings.seed)
-            for name, own in _features(settings, rows, names, world).items()
-        }
+    scores: dict[str, float] = {}
+    for name, own in _features(settings, rows, names, world).items():
+        hidden = hidden_class_accuracy(own, labels[rows], seed)
+        scores[name] = neighbour_structure(own, seed) if hidden is None else hidden
     best = max(scores, key=lambda name: scores[name])
     each_one = ", ".join(f"{name} {100 * value:.0f}%" for name, value in scores.items())
     world.progress("backbone", len(names), len(names), f"{best}, chosen by {by}: {each_one}")
